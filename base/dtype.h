@@ -1,0 +1,41 @@
+#ifndef BT_BASE_DTYPE_H
+#define BT_BASE_DTYPE_H
+
+/* Element types of weights and KV, as model files store them. */
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum bt_dtype {
+    BT_DTYPE_F32,
+    BT_DTYPE_F16,
+    BT_DTYPE_BF16,
+    /* GGUF block formats (layout: ggml's, see docs of GGUF v3). */
+    BT_DTYPE_Q4_0, /* 32 values: f16 d, 16 bytes nibbles */
+    BT_DTYPE_Q4_1, /* 32 values: f16 d, f16 m, 16 bytes nibbles */
+    BT_DTYPE_Q8_0, /* 32 values: f16 d, 32 int8 */
+    BT_DTYPE_Q4_K, /* 256 values, 144 bytes */
+    BT_DTYPE_Q6_K, /* 256 values, 210 bytes */
+    BT_DTYPE_COUNT,
+};
+
+/* Values in a block and bytes of one (1 and the element size for plain types). */
+static inline uint32_t bt_dtype_block_values(enum bt_dtype t)
+{
+    return t <= BT_DTYPE_BF16 ? 1U : t <= BT_DTYPE_Q8_0 ? 32U : 256U;
+}
+
+static inline uint32_t bt_dtype_block_bytes(enum bt_dtype t)
+{
+    static const uint16_t bytes[BT_DTYPE_COUNT] = {4, 2, 2, 18, 20, 34, 144, 210};
+    return bytes[t];
+}
+
+static inline const char *bt_dtype_name(enum bt_dtype t)
+{
+    static const char *const names[BT_DTYPE_COUNT] = {"f32",  "f16",  "bf16", "q4_0",
+                                                      "q4_1", "q8_0", "q4_k", "q6_k"};
+    return names[t];
+}
+
+#endif
