@@ -16,7 +16,7 @@
 #include <stdint.h>
 #include "base/dtype.h"
 #include "base/status.h"
-#include "engine/sampling.h"
+#include "base/sampling.h"
 #include "model/model.h"
 
 struct bt_engine;

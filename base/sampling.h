@@ -1,8 +1,7 @@
-#ifndef BT_ENGINE_SAMPLING_H
-#define BT_ENGINE_SAMPLING_H
+#ifndef BT_BASE_SAMPLING_H
+#define BT_BASE_SAMPLING_H
 
-/* Sampling parameters (resolved: nothing is absent any more) and the sampler: a pure function from logits, parameters
- * and history to a token. */
+/* Sampling parameters (resolved: nothing is absent any more) and what a sampler returns: values that cross rooms, wires and threads. */
 
 #include <stdbool.h>
 #include <stddef.h>
