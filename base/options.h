@@ -44,6 +44,9 @@ struct bt_prog {
     bool positionals; /* allowed; otherwise an error */
 };
 
+/* An empty environment variable counts as not set. A value that begins with "--" needs the form --name=value. In a
+ * file, a value may stand in double quotes (with \\" and \\\\); # after a blank ends an unquoted one. */
+
 struct bt_opt_result {
     bool exit_now; /* --help, --version, --dump-config were served on stdout: exit 0 */
     int n_positional;
