@@ -1,0 +1,174 @@
+#ifndef BT_PROTO_SESSION_H
+#define BT_PROTO_SESSION_H
+
+/* Messages of the session stream between router and daemon as plain structs (session.proto has the wire shapes).
+ * Decoding validates: sizes, ranges and enum values; what it returns lives in the caller's arena until that is reset.
+ * Encoding appends to a bt_buf. Any thread. */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include "base/arena.h"
+#include "base/buf.h"
+#include "base/sampling.h"
+#include "base/status.h"
+#include "proto/ticket.h"
+
+#define BT_SESSION_METHOD      "/baton.session.v1.Session/Run"
+#define BT_SESSION_VERSION_MIN 1u
+#define BT_SESSION_VERSION_MAX 1u
+#define BT_SESSION_TOKENS_MAX  (4u << 20) /* token ids in one submit */
+#define BT_SESSION_PEERS_MAX   4096u
+#define BT_SESSION_MSG_MAX     (32u << 20) /* bytes of one message */
+
+enum bt_role { BT_ROLE_PREFILL, BT_ROLE_DECODE };
+const char *bt_role_name(enum bt_role r); /* "prefill", "decode" */
+
+/* Why an attempt ended without its answer. */
+enum bt_attempt_reason {
+    BT_ATTEMPT_REFUSED = 1,   /* no room now (pages, queue) */
+    BT_ATTEMPT_RETRY = 2,     /* lost its pages or its peer; nothing wrong with the request */
+    BT_ATTEMPT_PREEMPTED = 3, /* decode node ran out of pages */
+    BT_ATTEMPT_INVALID = 4,   /* the request cannot run here (too long, bad token id): do not retry */
+    BT_ATTEMPT_INTERNAL = 5,  /* device failure */
+    BT_ATTEMPT_DRAINING = 6,
+};
+
+struct bt_msg_hello {
+    uint32_t version_min, version_max;
+    enum bt_role role;
+    uint64_t instance;
+    const char *name;
+    uint64_t fingerprint;
+    const char *numerics, *kv_layout, *model_name, *transfer_address, *backend;
+    uint32_t page_tokens, n_pages, max_batch, max_tokens, context, vocab, chunk_tokens;
+    uint64_t lease_ms;
+};
+
+struct bt_msg_transport {
+    uint64_t peer;
+    const char *description;
+};
+
+struct bt_msg_load {
+    uint32_t waiting, running, held, landing;
+    uint64_t waiting_tokens;
+    uint32_t pages_free, pages_cached, pages_leased, pages_quarantined;
+    uint64_t transferred_tokens, transferred_bytes, transfer_failures, stale_messages;
+    double prefill_tokens_per_s, decode_step_ms;
+    size_t n_transports;
+    const struct bt_msg_transport *transports;
+};
+
+struct bt_msg_leg_stats {
+    uint64_t queue_ns, prefill_ns, transfer_ns, transfer_tail_ns, decode_ns;
+    uint32_t cached_tokens, transferred_tokens, prefill_tokens;
+    uint64_t transferred_bytes;
+};
+
+struct bt_msg_output {
+    struct bt_ticket ticket;
+    uint32_t index;
+    size_t n_tokens;
+    const struct bt_sampled *tokens;
+    uint32_t finish; /* 0 none, 1 stop, 2 length */
+    bool has_logprobs;
+    size_t n_prompt_logprobs;
+    const struct bt_sampled *prompt_logprobs;
+    uint32_t prompt_first;
+    bool has_stats;
+    struct bt_msg_leg_stats stats;
+};
+
+struct bt_msg_attempt_end {
+    struct bt_ticket ticket;
+    enum bt_attempt_reason reason;
+    const char *text;
+};
+
+struct bt_msg_peer_state {
+    uint64_t instance;
+    bool reachable;
+    const char *text;
+};
+
+enum bt_from_daemon_kind {
+    BT_FROM_DAEMON_HELLO,
+    BT_FROM_DAEMON_LOAD,
+    BT_FROM_DAEMON_OUTPUTS,
+    BT_FROM_DAEMON_ATTEMPT_END,
+    BT_FROM_DAEMON_PEER_STATE,
+    BT_FROM_DAEMON_DRAINING,
+};
+
+struct bt_from_daemon {
+    enum bt_from_daemon_kind kind;
+    union {
+        struct bt_msg_hello hello;
+        struct bt_msg_load load;
+        struct {
+            size_t n;
+            const struct bt_msg_output *outputs;
+        } outputs;
+        struct bt_msg_attempt_end attempt_end;
+        struct bt_msg_peer_state peer_state;
+    };
+};
+
+struct bt_msg_welcome {
+    uint32_t version; /* 0: refused */
+    const char *reason;
+    uint64_t instance;
+    const char *name;
+};
+
+struct bt_msg_submit {
+    struct bt_ticket ticket;
+    const char *request_id;
+    size_t n_tokens;
+    const uint32_t *tokens;
+    uint32_t n_prompt; /* 1 … n_tokens */
+    struct bt_sampling sampling;
+    bool prompt_logprobs;
+    uint64_t peer_instance; /* 0: no other leg */
+    const char *peer_address;
+};
+
+struct bt_msg_peer {
+    uint64_t instance;
+    const char *address, *name;
+};
+
+enum bt_from_router_kind {
+    BT_FROM_ROUTER_WELCOME,
+    BT_FROM_ROUTER_SUBMIT,
+    BT_FROM_ROUTER_CANCEL,
+    BT_FROM_ROUTER_PEERS,
+    BT_FROM_ROUTER_HEARTBEAT,
+};
+
+struct bt_from_router {
+    enum bt_from_router_kind kind;
+    union {
+        struct bt_msg_welcome welcome;
+        struct bt_msg_submit submit;
+        struct {
+            struct bt_ticket ticket;
+        } cancel;
+        struct {
+            size_t n;
+            const struct bt_msg_peer *peers;
+        } peers;
+    };
+};
+
+/* BT_ERR_PROTOCOL with the field in err; BT_ERR_NOMEM when the arena is full. */
+enum bt_status bt_from_daemon_decode(const void *data, size_t n, struct bt_arena *arena, struct bt_from_daemon *out,
+                                     struct bt_err *err) BT_NODISCARD;
+enum bt_status bt_from_router_decode(const void *data, size_t n, struct bt_arena *arena, struct bt_from_router *out,
+                                     struct bt_err *err) BT_NODISCARD;
+/* Appends the encoded message; BT_ERR_NOMEM leaves out as it was. */
+enum bt_status bt_from_daemon_encode(const struct bt_from_daemon *m, struct bt_buf *out) BT_NODISCARD;
+enum bt_status bt_from_router_encode(const struct bt_from_router *m, struct bt_buf *out) BT_NODISCARD;
+
+#endif
