@@ -499,6 +499,8 @@ enum bt_status bt_opt_parse(const struct bt_prog *prog, int argc, char **argv, v
     }
     if (st == BT_OK) {
         bt_log_setup((enum bt_log_level)p.common.log_level, (enum bt_log_format)p.common.log_format);
+    } else {
+        bt_opt_free(prog, cfg);
     }
     bt_free(p.common.config);
     bt_free(p.slots);

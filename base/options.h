@@ -45,7 +45,7 @@ struct bt_prog {
 };
 
 /* An empty environment variable counts as not set. A value that begins with "--" needs the form --name=value. In a
- * file, a value may stand in double quotes (with \\" and \\\\); # after a blank ends an unquoted one. */
+ * file, a value may stand in double quotes (with \" and \\); # after a blank ends an unquoted one. */
 
 struct bt_opt_result {
     bool exit_now; /* --help, --version, --dump-config were served on stdout: exit 0 */
@@ -53,7 +53,8 @@ struct bt_opt_result {
     char **positional; /* points into argv */
 };
 
-/* Fills cfg (zeroed by the caller). On error err names the option, BT_ERR_INVALID: print it, exit 2.
+/* Fills cfg (zeroed by the caller). On error err names the option, BT_ERR_INVALID: print it, exit 2; cfg holds no
+ * strings then. Positional arguments are moved behind the options in argv.
  * Also sets up the log from --log-level / --log-format. */
 enum bt_status bt_opt_parse(const struct bt_prog *prog, int argc, char **argv, void *cfg,
                             struct bt_opt_result *res, struct bt_err *err) BT_NODISCARD;
