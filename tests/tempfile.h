@@ -1,0 +1,57 @@
+#ifndef BT_TESTS_TEMPFILE_H
+#define BT_TESTS_TEMPFILE_H
+
+/* A temporary directory for one test program, and files in it. */
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static inline const char *bt_temp_dir(void)
+{
+    static char dir[64];
+
+    if (dir[0] == '\0') {
+        (void)snprintf(dir, sizeof(dir), "/tmp/baton-test-XXXXXX");
+        if (mkdtemp(dir) == NULL) {
+            perror("mkdtemp");
+            exit(1);
+        }
+    }
+    return dir;
+}
+
+/* Path of name inside the directory; four results stay valid. */
+static inline const char *bt_temp_path(const char *name)
+{
+    static char paths[4][512];
+    static unsigned next;
+    char *p = paths[next++ % 4];
+
+    (void)snprintf(p, sizeof(paths[0]), "%s/%s", bt_temp_dir(), name);
+    return p;
+}
+
+static inline const char *bt_temp_write(const char *name, const void *data, size_t n)
+{
+    const char *path = bt_temp_path(name);
+    FILE *f = fopen(path, "wb");
+
+    if (f == NULL || fwrite(data, 1, n, f) != n || fclose(f) != 0) {
+        perror(path);
+        exit(1);
+    }
+    return path;
+}
+
+/* Removes the directory with its plain files. */
+static inline void bt_temp_clean(const char *const *names, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        (void)unlink(bt_temp_path(names[i]));
+    }
+    (void)rmdir(bt_temp_dir());
+}
+
+#endif
