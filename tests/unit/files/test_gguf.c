@@ -13,7 +13,7 @@ static size_t len;
 static void put(uint64_t v, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
-        buf[len++] = (uint8_t)(v >> (8 * i));
+        buf[len++] = (uint8_t)(i < 8 ? v >> (8 * i) : 0);
     }
 }
 
