@@ -1,0 +1,699 @@
+/* The decode node's decisions. Owns jobs, leases (generations) and parked messages as plain state; refuses to know of
+ * sockets, threads, UCX, the engine's inside and the clock. */
+
+#include "decoded/decoded_core.h"
+
+#include <stdio.h>
+#include "base/assert.h"
+#include "base/mem.h"
+
+enum job_state { JOB_WAITING, JOB_LEASING, JOB_LANDING, JOB_RUNNING, JOB_ENDING };
+
+#define BIT(s) (1u << (s))
+static const uint8_t legal_next[] = {
+    [JOB_WAITING] = BIT(JOB_LEASING) | BIT(JOB_ENDING),
+    [JOB_LEASING] = BIT(JOB_LANDING) | BIT(JOB_ENDING),
+    [JOB_LANDING] = BIT(JOB_RUNNING) | BIT(JOB_ENDING),
+    [JOB_RUNNING] = BIT(JOB_ENDING),
+    [JOB_ENDING] = 0,
+};
+
+struct dc_job {
+    struct bt_job head;
+    enum job_state state;
+    uint32_t router;
+    uint64_t conn;       /* P's connection; 0 before `started` */
+    uint64_t generation; /* of the lease; 0 before */
+    struct bt_dc_request req;
+    uint32_t *tokens; /* memory of req.tokens and req.sampling.bias */
+    struct bt_logit_bias *bias;
+    bool land_open, land_closing, engine_knows;
+    bool full, handed;
+    struct bt_sampled first;
+    uint32_t first_index;
+    bool has_logprobs;
+    uint64_t t_progress, t_handoff, t_full, t_run; /* ns */
+    uint64_t n_shares[BT_CONTROL_GROUPS_MAX];
+    uint64_t bytes, move_ns;
+    struct bt_sampled out; /* token of the current output action */
+};
+
+/* A `started` without its submit. */
+struct parked {
+    bool used;
+    struct bt_ticket ticket;
+    uint64_t conn;
+    uint32_t n_tokens;
+    uint64_t since;
+};
+
+struct bt_dc_core {
+    struct bt_dc_opts opts;
+    struct bt_ticket_table jobs;
+    struct bt_map by_generation; /* generation → job id, for landings that outlive their ticket */
+    struct parked *parked;
+    uint32_t n_parked;
+    uint64_t generation;
+    struct bt_dc_actions actions;
+    struct bt_dc_stats stats;
+    char text[256];
+};
+
+/* ---- life ---- */
+
+enum bt_status bt_dc_core_create(const struct bt_dc_opts *opts, struct bt_dc_core **out)
+{
+    struct bt_dc_core *c = bt_calloc(1, sizeof *c);
+
+    if (c == NULL) {
+        return BT_ERR_NOMEM;
+    }
+    c->opts = *opts;
+    bt_map_init(&c->by_generation, true);
+    c->parked = bt_calloc(opts->parked_max, sizeof *c->parked);
+    enum bt_status st = c->parked == NULL ? BT_ERR_NOMEM
+                                          : bt_ticket_table_init(&c->jobs, sizeof(struct dc_job), opts->max_jobs);
+
+    if (st != BT_OK) {
+        bt_free(c->parked);
+        bt_free(c);
+        return st;
+    }
+    *out = c;
+    return BT_OK;
+}
+
+static void job_free_memory(struct dc_job *j)
+{
+    bt_free(j->tokens);
+    bt_free(j->bias);
+    j->tokens = NULL;
+    j->bias = NULL;
+}
+
+void bt_dc_core_destroy(struct bt_dc_core *c)
+{
+    uint32_t pos = 0;
+    struct dc_job *j;
+
+    if (c == NULL) {
+        return;
+    }
+    while ((j = bt_ticket_table_next(&c->jobs, &pos)) != NULL) {
+        job_free_memory(j);
+    }
+    bt_ticket_table_fini(&c->jobs);
+    bt_map_fini(&c->by_generation);
+    bt_free(c->actions.items);
+    bt_free(c->parked);
+    bt_free(c);
+}
+
+const struct bt_dc_actions *bt_dc_core_actions(const struct bt_dc_core *c)
+{
+    return &c->actions;
+}
+
+const struct bt_dc_stats *bt_dc_core_stats(const struct bt_dc_core *c)
+{
+    return &c->stats;
+}
+
+uint32_t bt_dc_core_jobs(const struct bt_dc_core *c)
+{
+    return c->jobs.count;
+}
+
+/* ---- actions ---- */
+
+static void begin(struct bt_dc_core *c)
+{
+    c->actions.n = 0;
+}
+
+/* The list grows to its working size and stays there. */
+static struct bt_dc_action *act(struct bt_dc_core *c, enum bt_dc_action_kind kind)
+{
+    struct bt_dc_actions *a = &c->actions;
+
+    if (a->n == a->cap) {
+        size_t cap = a->cap == 0 ? 64 : a->cap * 2;
+        struct bt_dc_action *grown = bt_realloc(a->items, cap * sizeof *grown);
+
+        BT_ASSERT(grown != NULL); /* a lost action would break the protocol: better die and be replaced */
+        a->items = grown;
+        a->cap = cap;
+    }
+    struct bt_dc_action *x = &a->items[a->n++];
+
+    memset(x, 0, sizeof *x);
+    x->kind = kind;
+    return x;
+}
+
+static struct bt_dc_action *act_job(struct bt_dc_core *c, enum bt_dc_action_kind kind, const struct dc_job *j)
+{
+    struct bt_dc_action *a = act(c, kind);
+
+    a->job = j->head.id;
+    a->ticket = j->head.ticket;
+    a->generation = j->generation;
+    a->peer = j->conn;
+    a->router = j->router;
+    return a;
+}
+
+static struct bt_control *act_control(struct bt_dc_core *c, uint64_t conn, enum bt_control_kind kind,
+                                      const struct bt_ticket *t)
+{
+    struct bt_dc_action *a = act(c, BT_DC_CONTROL);
+
+    a->peer = conn;
+    a->control.kind = kind;
+    a->control.ticket = *t;
+    return &a->control;
+}
+
+static void act_refuse(struct bt_dc_core *c, uint64_t conn, const struct bt_ticket *t, enum bt_attempt_reason reason,
+                       const char *text)
+{
+    struct bt_control *m = act_control(c, conn, BT_CONTROL_REFUSE, t);
+
+    m->refuse.reason = reason;
+    m->refuse.text = text;
+}
+
+static void act_end(struct bt_dc_core *c, uint32_t router, const struct bt_ticket *t, enum bt_attempt_reason reason,
+                    const char *text)
+{
+    struct bt_dc_action *a = act(c, BT_DC_ATTEMPT_END);
+
+    a->router = router;
+    a->end = (struct bt_msg_attempt_end){*t, reason, text};
+}
+
+/* ---- jobs ---- */
+
+static void job_set_state(struct dc_job *j, enum job_state next)
+{
+    BT_ASSERT((legal_next[j->state] & BIT(next)) != 0);
+    j->state = next;
+}
+
+static struct dc_job *live_job(struct bt_dc_core *c, uint64_t id)
+{
+    struct dc_job *j = bt_ticket_table_by_id(&c->jobs, id);
+
+    return j != NULL && j->state != JOB_ENDING ? j : NULL;
+}
+
+static struct dc_job *job_by_generation(struct bt_dc_core *c, const struct bt_ticket *t, uint64_t generation)
+{
+    uint64_t id = 0;
+
+    if (!bt_map_get(&c->by_generation, &generation, sizeof generation, &id)) {
+        return NULL;
+    }
+    struct dc_job *j = bt_ticket_table_by_id(&c->jobs, id);
+
+    return j != NULL && bt_ticket_equal(&j->head.ticket, t) ? j : NULL;
+}
+
+static void job_remove(struct bt_dc_core *c, struct dc_job *j)
+{
+    if (j->engine_knows) {
+        act_job(c, BT_DC_ENGINE_RELEASE, j);
+    }
+    if (j->generation != 0) {
+        (void)bt_map_del(&c->by_generation, &j->generation, sizeof j->generation);
+    }
+    job_free_memory(j);
+    bt_ticket_table_remove(&c->jobs, j);
+}
+
+static void job_close_landing(struct bt_dc_core *c, struct dc_job *j)
+{
+    if (j->land_open && !j->land_closing) {
+        j->land_closing = true;
+        act_job(c, BT_DC_LAND_CLOSE, j);
+    }
+}
+
+/* Ends a job in any state but ENDING. Its pages go when the landing is closed. */
+static void job_end(struct bt_dc_core *c, struct dc_job *j)
+{
+    if (j->state == JOB_RUNNING) {
+        act_job(c, BT_DC_ENGINE_CANCEL, j);
+    }
+    bt_ticket_table_forget(&c->jobs, j);
+    job_set_state(j, JOB_ENDING);
+    if (j->land_open) {
+        act_job(c, BT_DC_ENGINE_QUARANTINE, j);
+        job_close_landing(c, j);
+        return;
+    }
+    job_remove(c, j);
+}
+
+/* P need not send any more: it is told, unless the news came from it. */
+static void job_revoke_at_peer(struct bt_dc_core *c, struct dc_job *j)
+{
+    if (j->state == JOB_LANDING) {
+        act_control(c, j->conn, BT_CONTROL_REVOKE, &j->head.ticket)->generation = j->generation;
+    } else if (j->state == JOB_LEASING) {
+        act_refuse(c, j->conn, &j->head.ticket, BT_ATTEMPT_RETRY, "the request is over");
+    }
+}
+
+static void job_fail(struct bt_dc_core *c, struct dc_job *j, enum bt_attempt_reason reason, const char *text)
+{
+    c->stats.failures++;
+    act_end(c, j->router, &j->head.ticket, reason, text);
+    job_end(c, j);
+}
+
+static void job_lease(struct bt_dc_core *c, struct dc_job *j, uint64_t conn, uint32_t n_tokens, uint64_t now)
+{
+    if (n_tokens != j->req.n_tokens) {
+        c->stats.stale++;
+        act_refuse(c, conn, &j->head.ticket, BT_ATTEMPT_INVALID, "the token counts of the two legs differ");
+        job_fail(c, j, BT_ATTEMPT_RETRY, "the token counts of the two legs differ");
+        return;
+    }
+    j->conn = conn;
+    j->t_progress = now;
+    job_set_state(j, JOB_LEASING);
+    j->engine_knows = true;
+    act_job(c, BT_DC_ENGINE_LAND, j)->land = &j->req;
+}
+
+/* ---- parked messages ---- */
+
+static struct parked *parked_find(struct bt_dc_core *c, const struct bt_ticket *t)
+{
+    for (uint32_t i = 0; c->n_parked > 0 && i < c->opts.parked_max; i++) {
+        if (c->parked[i].used && bt_ticket_equal(&c->parked[i].ticket, t)) {
+            return &c->parked[i];
+        }
+    }
+    return NULL;
+}
+
+static void parked_drop(struct bt_dc_core *c, struct parked *p)
+{
+    p->used = false;
+    c->n_parked--;
+}
+
+static void park(struct bt_dc_core *c, const struct bt_ticket *t, uint64_t conn, uint32_t n_tokens, uint64_t now)
+{
+    if (parked_find(c, t) != NULL) {
+        c->stats.stale++;
+        return;
+    }
+    for (uint32_t i = 0; i < c->opts.parked_max; i++) {
+        if (!c->parked[i].used) {
+            c->parked[i] = (struct parked){true, *t, conn, n_tokens, now};
+            c->n_parked++;
+            return;
+        }
+    }
+    c->stats.stale++;
+    act_refuse(c, conn, t, BT_ATTEMPT_RETRY, "too many prompts without a submit");
+}
+
+/* ---- from routers ---- */
+
+static bool copy_request(struct dc_job *j, const struct bt_msg_submit *s)
+{
+    size_t tokens = s->n_tokens * sizeof *j->tokens;
+    size_t bias = s->sampling.n_bias * sizeof *j->bias;
+
+    j->tokens = bt_alloc(tokens);
+    j->bias = bt_alloc(bias);
+    if (j->tokens == NULL || j->bias == NULL) {
+        return false;
+    }
+    memcpy(j->tokens, s->tokens, tokens);
+    if (bias > 0) {
+        memcpy(j->bias, s->sampling.bias, bias);
+    }
+    j->req = (struct bt_dc_request){(uint32_t)s->n_tokens, s->n_prompt, j->tokens, s->sampling};
+    j->req.sampling.bias = j->bias;
+    j->has_logprobs = s->sampling.logprobs;
+    return true;
+}
+
+void bt_dc_on_submit(struct bt_dc_core *c, uint64_t now, uint32_t router, const struct bt_msg_submit *s)
+{
+    begin(c);
+    if (bt_ticket_table_by_ticket(&c->jobs, &s->ticket) != NULL) {
+        c->stats.stale++;
+        act_end(c, router, &s->ticket, BT_ATTEMPT_INVALID, "this ticket is already in use");
+        return;
+    }
+    struct dc_job *j = bt_ticket_table_add(&c->jobs, &s->ticket);
+
+    if (j == NULL) {
+        act_end(c, router, &s->ticket, BT_ATTEMPT_REFUSED, "the decode queue is full");
+        return;
+    }
+    j->router = router;
+    if (!copy_request(j, s)) {
+        job_free_memory(j);
+        bt_ticket_table_remove(&c->jobs, j);
+        act_end(c, router, &s->ticket, BT_ATTEMPT_REFUSED, "out of memory");
+        return;
+    }
+    struct parked *p = parked_find(c, &s->ticket);
+
+    if (p != NULL) {
+        uint64_t conn = p->conn;
+        uint32_t n = p->n_tokens;
+
+        parked_drop(c, p);
+        job_lease(c, j, conn, n, now);
+    }
+}
+
+void bt_dc_on_cancel(struct bt_dc_core *c, uint64_t now, uint32_t router, const struct bt_ticket *t)
+{
+    struct dc_job *j = bt_ticket_table_by_ticket(&c->jobs, t);
+
+    (void)now;
+    begin(c);
+    if (j == NULL || j->router != router) {
+        return; /* already over: cancel and the end of an attempt may cross */
+    }
+    job_revoke_at_peer(c, j);
+    job_end(c, j);
+}
+
+void bt_dc_on_router_lost(struct bt_dc_core *c, uint64_t now, uint32_t router)
+{
+    uint32_t pos = 0;
+    struct dc_job *j;
+
+    (void)now;
+    begin(c);
+    while ((j = bt_ticket_table_next(&c->jobs, &pos)) != NULL) {
+        if (j->router == router && j->state != JOB_ENDING) {
+            job_revoke_at_peer(c, j);
+            job_end(c, j);
+        }
+    }
+}
+
+/* ---- from the engine ---- */
+
+void bt_dc_on_engine_failed(struct bt_dc_core *c, uint64_t now, uint64_t job, enum bt_status st, const char *text)
+{
+    struct dc_job *j = live_job(c, job);
+
+    (void)now;
+    begin(c);
+    if (j == NULL) {
+        return;
+    }
+    enum bt_attempt_reason reason = st == BT_ERR_INVALID                          ? BT_ATTEMPT_INVALID
+                                    : st == BT_ERR_BUSY || st == BT_ERR_NOMEM ? BT_ATTEMPT_REFUSED
+                                                                                  : BT_ATTEMPT_INTERNAL;
+
+    snprintf(c->text, sizeof c->text, "%s", text);
+    j->engine_knows = false;
+    if (j->state == JOB_LEASING) {
+        act_refuse(c, j->conn, &j->head.ticket, reason, c->text);
+    }
+    job_fail(c, j, reason, c->text);
+}
+
+void bt_dc_on_engine_landed(struct bt_dc_core *c, uint64_t now, uint64_t job, uint32_t n_pages,
+                            const uint32_t *first_page, const uint32_t *const *page_ids)
+{
+    struct dc_job *j = live_job(c, job);
+
+    begin(c);
+    if (j == NULL) {
+        return;
+    }
+    uint64_t generation = ++c->generation;
+
+    if (bt_map_put(&c->by_generation, &generation, sizeof generation, j->head.id) != BT_OK) {
+        act_refuse(c, j->conn, &j->head.ticket, BT_ATTEMPT_REFUSED, "out of memory");
+        job_fail(c, j, BT_ATTEMPT_REFUSED, "out of memory");
+        return;
+    }
+    j->generation = generation;
+    j->t_progress = now;
+    j->land_open = true;
+    job_set_state(j, JOB_LANDING);
+    struct bt_dc_action *a = act_job(c, BT_DC_LAND_OPEN, j);
+
+    a->pages.n_pages = n_pages;
+    a->pages.first_page = first_page;
+    a->pages.page_ids = page_ids;
+    struct bt_control *m = act_control(c, j->conn, BT_CONTROL_GRANT, &j->head.ticket);
+
+    m->generation = generation;
+    m->grant.n_groups = c->opts.n_groups;
+    memcpy(m->grant.first_page, first_page, c->opts.n_groups * sizeof *first_page);
+}
+
+static struct bt_msg_output *act_output(struct bt_dc_core *c, struct dc_job *j, uint32_t index)
+{
+    struct bt_dc_action *a = act_job(c, BT_DC_OUTPUT, j);
+
+    a->output = (struct bt_msg_output){.ticket = j->head.ticket, .index = index, .n_tokens = 1, .tokens = &j->out,
+                                       .has_logprobs = j->has_logprobs};
+    return &a->output;
+}
+
+static struct bt_msg_leg_stats leg_stats(const struct dc_job *j, uint64_t now)
+{
+    uint32_t moved = j->req.n_tokens < j->req.n_prompt ? j->req.n_tokens : j->req.n_prompt;
+
+    return (struct bt_msg_leg_stats){
+        .transfer_ns = j->move_ns,
+        .transfer_tail_ns = j->t_full > j->t_handoff ? j->t_full - j->t_handoff : 0,
+        .decode_ns = now - j->t_run,
+        .transferred_tokens = j->bytes > 0 ? moved : 0,
+        .transferred_bytes = j->bytes,
+    };
+}
+
+void bt_dc_on_engine_token(struct bt_dc_core *c, uint64_t now, uint64_t job, uint32_t index,
+                           const struct bt_sampled *s, uint32_t finish)
+{
+    struct dc_job *j = live_job(c, job);
+
+    begin(c);
+    if (j == NULL) {
+        return;
+    }
+    j->out = *s;
+    struct bt_msg_output *o = act_output(c, j, index);
+
+    o->finish = finish;
+    if (finish != 0) {
+        o->tokens = s; /* the job is gone before the action is carried out */
+        o->has_stats = true;
+        o->stats = leg_stats(j, now);
+        job_end(c, j);
+    }
+}
+
+void bt_dc_on_engine_preempted(struct bt_dc_core *c, uint64_t now, uint64_t job)
+{
+    struct dc_job *j = live_job(c, job);
+
+    (void)now;
+    begin(c);
+    if (j != NULL) {
+        j->engine_knows = false;
+        job_fail(c, j, BT_ATTEMPT_PREEMPTED, "the decode node ran out of pages");
+    }
+}
+
+/* ---- from the transfer room ---- */
+
+void bt_dc_on_peer_down(struct bt_dc_core *c, uint64_t now, uint64_t conn, const char *why)
+{
+    uint32_t pos = 0;
+    struct dc_job *j;
+
+    (void)now;
+    begin(c);
+    snprintf(c->text, sizeof c->text, "connection to the prefill node lost: %s", why);
+    for (uint32_t i = 0; i < c->opts.parked_max; i++) {
+        if (c->parked[i].used && c->parked[i].conn == conn) {
+            parked_drop(c, &c->parked[i]);
+        }
+    }
+    while ((j = bt_ticket_table_next(&c->jobs, &pos)) != NULL) {
+        if (j->conn == conn && (j->state == JOB_LEASING || j->state == JOB_LANDING)) {
+            job_fail(c, j, BT_ATTEMPT_RETRY, c->text);
+        }
+    }
+}
+
+/* The landing is complete and token 0 is known: decode. */
+static void job_try_run(struct bt_dc_core *c, struct dc_job *j, uint64_t now)
+{
+    if (!j->full || !j->handed) {
+        return;
+    }
+    job_set_state(j, JOB_RUNNING);
+    j->t_run = now;
+    c->stats.transfers++;
+    c->stats.transferred_bytes += j->bytes;
+    c->stats.transferred_tokens += j->bytes > 0 ? j->req.n_tokens : 0;
+    job_close_landing(c, j);
+    act_control(c, j->conn, BT_CONTROL_DONE, &j->head.ticket)->generation = j->generation;
+    act_job(c, BT_DC_ENGINE_BEGIN, j)->token = j->first.token;
+    j->out = j->first;
+    act_output(c, j, j->first_index);
+}
+
+static void on_handoff(struct bt_dc_core *c, struct dc_job *j, const struct bt_control *m, uint64_t now)
+{
+    if (m->handoff.index != j->req.n_tokens - j->req.n_prompt || m->handoff.n_groups != c->opts.n_groups) {
+        job_revoke_at_peer(c, j);
+        job_fail(c, j, BT_ATTEMPT_RETRY, "the hand-off does not fit the request");
+        return;
+    }
+    j->handed = true;
+    j->first = m->handoff.first;
+    j->first_index = m->handoff.index;
+    j->t_handoff = now;
+    j->t_progress = now;
+    memcpy(j->n_shares, m->handoff.n_shares, sizeof j->n_shares);
+    act_job(c, BT_DC_LAND_EXPECT, j)->n_shares = j->n_shares;
+}
+
+static void on_started(struct bt_dc_core *c, uint64_t now, uint64_t conn, struct dc_job *j, const struct bt_control *m)
+{
+    if (j == NULL) {
+        park(c, &m->ticket, conn, m->started.n_tokens, now);
+    } else if (j->state == JOB_WAITING) {
+        job_lease(c, j, conn, m->started.n_tokens, now);
+    } else {
+        c->stats.stale++;
+        if (j->conn != conn) {
+            act_refuse(c, conn, &m->ticket, BT_ATTEMPT_INVALID, "this ticket belongs to another prefill node");
+        }
+    }
+}
+
+static void on_forget(struct bt_dc_core *c, uint64_t conn, struct dc_job *j, const struct bt_control *m)
+{
+    struct parked *p = parked_find(c, &m->ticket);
+
+    if (p != NULL && p->conn == conn) {
+        parked_drop(c, p);
+    }
+    /* P tells the router itself why (token 0 ended the answer, cancelled, failed): a second report from here could
+     * overtake it and start a retry. Once the sequence runs from D's own pages P's word no longer counts. */
+    if (j != NULL && j->conn == conn && (j->state == JOB_LEASING || j->state == JOB_LANDING)) {
+        job_end(c, j);
+    }
+}
+
+void bt_dc_on_control(struct bt_dc_core *c, uint64_t now, uint64_t conn, const struct bt_control *m)
+{
+    struct dc_job *j = bt_ticket_table_by_ticket(&c->jobs, &m->ticket);
+
+    begin(c);
+    switch (m->kind) {
+    case BT_CONTROL_STARTED:
+        on_started(c, now, conn, j, m);
+        return;
+    case BT_CONTROL_HANDOFF:
+        if (j != NULL && j->conn == conn && j->state == JOB_LANDING && j->generation == m->generation && !j->handed) {
+            on_handoff(c, j, m, now);
+            return;
+        }
+        c->stats.stale++;
+        if (j == NULL) {
+            act_control(c, conn, BT_CONTROL_REVOKE, &m->ticket)->generation = m->generation;
+        }
+        return;
+    case BT_CONTROL_FORGET:
+        on_forget(c, conn, j, m);
+        return;
+    case BT_CONTROL_GRANT:
+    case BT_CONTROL_REFUSE:
+    case BT_CONTROL_REVOKE:
+    case BT_CONTROL_DONE:
+        break; /* never sent to a decode node */
+    }
+    c->stats.stale++;
+}
+
+void bt_dc_on_landed(struct bt_dc_core *c, uint64_t now, const struct bt_ticket *t, uint64_t generation)
+{
+    struct dc_job *j = job_by_generation(c, t, generation);
+
+    begin(c);
+    if (j != NULL) {
+        j->t_progress = now;
+    }
+}
+
+void bt_dc_on_land_full(struct bt_dc_core *c, uint64_t now, const struct bt_ticket *t, uint64_t generation,
+                        enum bt_status st, uint64_t bytes, uint64_t move_ns)
+{
+    struct dc_job *j = job_by_generation(c, t, generation);
+
+    begin(c);
+    if (j == NULL || j->state != JOB_LANDING) {
+        return;
+    }
+    if (st != BT_OK) {
+        job_revoke_at_peer(c, j);
+        job_fail(c, j, BT_ATTEMPT_RETRY, "the pages that came do not match the hand-off");
+        return;
+    }
+    j->full = true;
+    j->t_full = now;
+    j->bytes = bytes;
+    j->move_ns = move_ns;
+    job_try_run(c, j, now);
+}
+
+void bt_dc_on_land_closed(struct bt_dc_core *c, uint64_t now, const struct bt_ticket *t, uint64_t generation)
+{
+    struct dc_job *j = job_by_generation(c, t, generation);
+
+    (void)now;
+    begin(c);
+    BT_ASSERT(j != NULL && j->land_open);
+    j->land_open = false;
+    if (j->state == JOB_ENDING) {
+        job_remove(c, j);
+    }
+}
+
+/* ---- time ---- */
+
+void bt_dc_on_tick(struct bt_dc_core *c, uint64_t now)
+{
+    uint32_t pos = 0;
+    struct dc_job *j;
+
+    begin(c);
+    for (uint32_t i = 0; c->n_parked > 0 && i < c->opts.parked_max; i++) {
+        struct parked *p = &c->parked[i];
+
+        if (p->used && now - p->since > c->opts.park_ns) {
+            c->stats.stale++;
+            act_refuse(c, p->conn, &p->ticket, BT_ATTEMPT_RETRY, "no submit came for this ticket");
+            parked_drop(c, p);
+        }
+    }
+    while ((j = bt_ticket_table_next(&c->jobs, &pos)) != NULL) {
+        if (j->state == JOB_LANDING && now - j->t_progress > c->opts.transfer_ns) {
+            job_revoke_at_peer(c, j);
+            job_fail(c, j, BT_ATTEMPT_RETRY, "the transfer made no progress");
+        }
+    }
+}

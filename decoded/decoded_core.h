@@ -1,0 +1,116 @@
+#ifndef BT_DECODED_DECODED_CORE_H
+#define BT_DECODED_DECODED_CORE_H
+
+/* The decisions of a decode node (PROTOCOL: Submit, Pages): events in, actions out, time as an argument. No I/O, no clock,
+ * no thread. The daemon and the simulation run the same code.
+ *
+ * Life of a job (one ticket):
+ *   WAITING -- started from P --> LEASING -- pages leased --> LANDING -- full and handed off --> RUNNING -- finish --> ENDING
+ * LANDING has a grant at P and an open landing in the transfer room. ENDING waits until the landing is closed (no receive
+ * into its pages is in flight: quarantine), then releases the pages. A `started` that comes before its submit is parked. */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include "base/sampling.h"
+#include "base/status.h"
+#include "proto/session.h"
+#include "proto/ticket_table.h"
+#include "proto/transfer.h"
+
+struct bt_dc_opts {
+    uint32_t max_jobs;
+    uint32_t parked_max;
+    uint32_t n_groups;
+    uint32_t n_layers[BT_CONTROL_GROUPS_MAX];
+    uint64_t park_ns;     /* a `started` waits so long for its submit */
+    uint64_t transfer_ns; /* a landing without progress is given up */
+};
+
+enum bt_dc_action_kind {
+    BT_DC_ENGINE_LAND,       /* job, submit tokens kept by the core: land */
+    BT_DC_ENGINE_BEGIN,      /* job, token */
+    BT_DC_ENGINE_QUARANTINE, /* job */
+    BT_DC_ENGINE_CANCEL,     /* job */
+    BT_DC_ENGINE_RELEASE,    /* job */
+    BT_DC_LAND_OPEN,         /* job, ticket, generation, peer, pages */
+    BT_DC_LAND_EXPECT,       /* ticket, generation, n_shares */
+    BT_DC_LAND_CLOSE,        /* ticket, generation; answered by on_land_closed, once */
+    BT_DC_CONTROL,           /* peer, control */
+    BT_DC_OUTPUT,            /* router, output */
+    BT_DC_ATTEMPT_END,       /* router, end */
+};
+
+/* What the engine needs to land a sequence; owned by the core until the job is over. */
+struct bt_dc_request {
+    uint32_t n_tokens, n_prompt;
+    const uint32_t *tokens;
+    struct bt_sampling sampling;
+};
+
+/* Pointers are valid until the core is called again. */
+struct bt_dc_action {
+    enum bt_dc_action_kind kind;
+    uint32_t router;
+    uint64_t job, peer, generation;
+    struct bt_ticket ticket;
+    uint32_t token;
+    union {
+        const struct bt_dc_request *land;
+        struct {
+            uint32_t n_pages;
+            const uint32_t *first_page;      /* [n_groups] */
+            const uint32_t *const *page_ids; /* [n_groups][n_pages] */
+        } pages;
+        const uint64_t *n_shares; /* [BT_CONTROL_GROUPS_MAX] */
+        struct bt_control control;
+        struct bt_msg_output output;
+        struct bt_msg_attempt_end end;
+    };
+};
+
+struct bt_dc_actions {
+    struct bt_dc_action *items;
+    size_t n, cap;
+};
+
+struct bt_dc_stats {
+    uint64_t stale; /* messages dropped: ticket, generation or connection did not match */
+    uint64_t transferred_tokens, transferred_bytes, transfers, failures;
+};
+
+struct bt_dc_core;
+
+enum bt_status bt_dc_core_create(const struct bt_dc_opts *opts, struct bt_dc_core **out) BT_NODISCARD;
+void bt_dc_core_destroy(struct bt_dc_core *c);
+/* What the last call decided, in order; valid until the next call. Each call below begins with an empty list. */
+const struct bt_dc_actions *bt_dc_core_actions(const struct bt_dc_core *c);
+const struct bt_dc_stats *bt_dc_core_stats(const struct bt_dc_core *c);
+uint32_t bt_dc_core_jobs(const struct bt_dc_core *c);
+
+/* From routers. */
+void bt_dc_on_submit(struct bt_dc_core *c, uint64_t now, uint32_t router, const struct bt_msg_submit *s);
+void bt_dc_on_cancel(struct bt_dc_core *c, uint64_t now, uint32_t router, const struct bt_ticket *t);
+void bt_dc_on_router_lost(struct bt_dc_core *c, uint64_t now, uint32_t router);
+
+/* From the engine. */
+void bt_dc_on_engine_failed(struct bt_dc_core *c, uint64_t now, uint64_t job, enum bt_status st, const char *text);
+void bt_dc_on_engine_landed(struct bt_dc_core *c, uint64_t now, uint64_t job, uint32_t n_pages,
+                            const uint32_t *first_page, const uint32_t *const *page_ids);
+void bt_dc_on_engine_token(struct bt_dc_core *c, uint64_t now, uint64_t job, uint32_t index,
+                           const struct bt_sampled *s, uint32_t finish);
+void bt_dc_on_engine_preempted(struct bt_dc_core *c, uint64_t now, uint64_t job);
+
+/* From the transfer room. conn: its id of a connection. */
+void bt_dc_on_peer_down(struct bt_dc_core *c, uint64_t now, uint64_t conn, const char *why);
+void bt_dc_on_control(struct bt_dc_core *c, uint64_t now, uint64_t conn, const struct bt_control *m);
+void bt_dc_on_landed(struct bt_dc_core *c, uint64_t now, const struct bt_ticket *t, uint64_t generation);
+/* move_ns: first to last arrival. */
+void bt_dc_on_land_full(struct bt_dc_core *c, uint64_t now, const struct bt_ticket *t, uint64_t generation,
+                        enum bt_status st, uint64_t bytes, uint64_t move_ns);
+void bt_dc_on_land_closed(struct bt_dc_core *c, uint64_t now, const struct bt_ticket *t, uint64_t generation);
+
+/* At least every 100 ms: deadlines. */
+void bt_dc_on_tick(struct bt_dc_core *c, uint64_t now);
+
+#endif

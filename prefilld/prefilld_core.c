@@ -1,0 +1,771 @@
+/* The prefill node's decisions. Owns jobs and peers as plain state; refuses to know of sockets, threads, UCX, the
+ * engine's inside and the clock. */
+
+#include "prefilld/prefilld_core.h"
+
+#include <stdio.h>
+#include "base/assert.h"
+#include "base/mem.h"
+
+#define ADDRESS_MAX 256
+#define RECONNECT_DOUBLINGS 4
+
+enum job_state { JOB_QUEUED, JOB_COMPUTING, JOB_HELD, JOB_ENDING };
+
+#define BIT(s) (1u << (s))
+static const uint8_t legal_next[] = {
+    [JOB_QUEUED] = BIT(JOB_COMPUTING) | BIT(JOB_ENDING),
+    [JOB_COMPUTING] = BIT(JOB_HELD) | BIT(JOB_ENDING),
+    [JOB_HELD] = BIT(JOB_ENDING),
+    [JOB_ENDING] = 0,
+};
+
+/* What is known of one layer of one group: shares [pushed_end, avail_end) are computed and not yet pushed. */
+struct layer_progress {
+    uint32_t avail_end, pushed_end;
+};
+
+struct pf_job {
+    struct bt_job head;
+    enum job_state state;
+    uint32_t router;
+    uint64_t peer_instance; /* 0: no decode leg */
+    uint32_t n_tokens, n_pages;
+    uint64_t t_submit, t_start, t_token; /* ns */
+    bool want_logprobs;
+    bool started_sent, granted, handed, has_token;
+    uint64_t generation;
+    uint64_t conn; /* connection that `started` went over */
+    uint32_t first_page[BT_CONTROL_GROUPS_MAX]; /* first page that D wants */
+    uint32_t index;
+    struct bt_sampled first;
+    uint32_t pushes_open;
+    struct layer_progress *layers; /* [Σ n_layers] */
+    uint32_t *page_ids;            /* [n_groups][n_pages] */
+};
+
+enum peer_state { PEER_IDLE, PEER_CONNECTING, PEER_UP };
+
+struct pf_peer {
+    uint64_t instance; /* 0: free */
+    char address[ADDRESS_MAX];
+    bool wanted; /* in the routers' list */
+    bool told_unreachable;
+    enum peer_state state;
+    uint64_t conn;
+    uint64_t next_dial; /* time */
+    uint32_t failures;
+};
+
+struct bt_pf_core {
+    struct bt_pf_opts opts;
+    struct bt_ticket_table jobs;
+    struct pf_peer *peers;
+    uint32_t n_layers_all;
+    uint32_t layer_base[BT_CONTROL_GROUPS_MAX];
+    struct bt_pf_actions actions;
+    struct bt_pf_stats stats;
+    char text[256];
+};
+
+/* ---- life ---- */
+
+enum bt_status bt_pf_core_create(const struct bt_pf_opts *opts, struct bt_pf_core **out)
+{
+    struct bt_pf_core *c = bt_calloc(1, sizeof *c);
+
+    if (c == NULL) {
+        return BT_ERR_NOMEM;
+    }
+    c->opts = *opts;
+    for (uint32_t g = 0; g < opts->n_groups; g++) {
+        c->layer_base[g] = c->n_layers_all;
+        c->n_layers_all += opts->n_layers[g];
+    }
+    c->peers = bt_calloc(opts->peers_max, sizeof *c->peers);
+    enum bt_status st = c->peers == NULL ? BT_ERR_NOMEM
+                                         : bt_ticket_table_init(&c->jobs, sizeof(struct pf_job), opts->max_jobs);
+
+    if (st != BT_OK) {
+        bt_free(c->peers);
+        bt_free(c);
+        return st;
+    }
+    *out = c;
+    return BT_OK;
+}
+
+static void job_free_memory(struct pf_job *j)
+{
+    bt_free(j->layers);
+    bt_free(j->page_ids);
+    j->layers = NULL;
+    j->page_ids = NULL;
+}
+
+void bt_pf_core_destroy(struct bt_pf_core *c)
+{
+    uint32_t pos = 0;
+    struct pf_job *j;
+
+    if (c == NULL) {
+        return;
+    }
+    while ((j = bt_ticket_table_next(&c->jobs, &pos)) != NULL) {
+        job_free_memory(j);
+    }
+    bt_ticket_table_fini(&c->jobs);
+    bt_free(c->actions.items);
+    bt_free(c->peers);
+    bt_free(c);
+}
+
+const struct bt_pf_actions *bt_pf_core_actions(const struct bt_pf_core *c)
+{
+    return &c->actions;
+}
+
+const struct bt_pf_stats *bt_pf_core_stats(const struct bt_pf_core *c)
+{
+    return &c->stats;
+}
+
+uint32_t bt_pf_core_jobs(const struct bt_pf_core *c)
+{
+    return c->jobs.count;
+}
+
+/* ---- actions ---- */
+
+static void begin(struct bt_pf_core *c)
+{
+    c->actions.n = 0;
+}
+
+/* The list grows to its working size and stays there. */
+static struct bt_pf_action *act(struct bt_pf_core *c, enum bt_pf_action_kind kind)
+{
+    struct bt_pf_actions *a = &c->actions;
+
+    if (a->n == a->cap) {
+        size_t cap = a->cap == 0 ? 64 : a->cap * 2;
+        struct bt_pf_action *grown = bt_realloc(a->items, cap * sizeof *grown);
+
+        BT_ASSERT(grown != NULL); /* a lost action would break the protocol: better die and be replaced */
+        a->items = grown;
+        a->cap = cap;
+    }
+    struct bt_pf_action *x = &a->items[a->n++];
+
+    memset(x, 0, sizeof *x);
+    x->kind = kind;
+    return x;
+}
+
+static struct bt_control *act_control(struct bt_pf_core *c, uint64_t conn, enum bt_control_kind kind,
+                                      const struct bt_ticket *t)
+{
+    struct bt_pf_action *a = act(c, BT_PF_CONTROL);
+
+    a->peer = conn;
+    a->control.kind = kind;
+    a->control.ticket = *t;
+    return &a->control;
+}
+
+static void act_end(struct bt_pf_core *c, uint32_t router, const struct bt_ticket *t, enum bt_attempt_reason reason,
+                    const char *text)
+{
+    struct bt_pf_action *a = act(c, BT_PF_ATTEMPT_END);
+
+    a->router = router;
+    a->end = (struct bt_msg_attempt_end){*t, reason, text};
+}
+
+/* ---- peers ---- */
+
+static struct pf_peer *peer_by_instance(struct bt_pf_core *c, uint64_t instance)
+{
+    for (uint32_t i = 0; instance != 0 && i < c->opts.peers_max; i++) {
+        if (c->peers[i].instance == instance) {
+            return &c->peers[i];
+        }
+    }
+    return NULL;
+}
+
+static struct pf_peer *peer_by_conn(struct bt_pf_core *c, uint64_t conn)
+{
+    for (uint32_t i = 0; i < c->opts.peers_max; i++) {
+        if (c->peers[i].instance != 0 && c->peers[i].state != PEER_IDLE && c->peers[i].conn == conn) {
+            return &c->peers[i];
+        }
+    }
+    return NULL;
+}
+
+static void peer_dial(struct bt_pf_core *c, struct pf_peer *p)
+{
+    struct bt_pf_action *a = act(c, BT_PF_CONNECT);
+
+    a->instance = p->instance;
+    a->address = p->address;
+    p->state = PEER_CONNECTING;
+    p->conn = 0;
+}
+
+static struct pf_peer *peer_add(struct bt_pf_core *c, uint64_t instance, const char *address)
+{
+    struct pf_peer *p = peer_by_instance(c, instance);
+
+    for (uint32_t i = 0; p == NULL && i < c->opts.peers_max; i++) {
+        if (c->peers[i].instance == 0) {
+            p = &c->peers[i];
+            *p = (struct pf_peer){.instance = instance};
+        }
+    }
+    if (p != NULL && p->state == PEER_IDLE) {
+        snprintf(p->address, sizeof p->address, "%s", address);
+    }
+    return p;
+}
+
+static void tell_peer_state(struct bt_pf_core *c, struct pf_peer *p, bool reachable, const char *why)
+{
+    if (reachable == !p->told_unreachable) {
+        return;
+    }
+    p->told_unreachable = !reachable;
+    act(c, BT_PF_PEER_STATE)->peer_state = (struct bt_msg_peer_state){p->instance, reachable, why};
+}
+
+/* ---- jobs ---- */
+
+static void job_set_state(struct pf_job *j, enum job_state next)
+{
+    BT_ASSERT((legal_next[j->state] & BIT(next)) != 0);
+    j->state = next;
+}
+
+static struct pf_job *live_job(struct bt_pf_core *c, uint64_t id)
+{
+    struct pf_job *j = bt_ticket_table_by_id(&c->jobs, id);
+
+    return j != NULL && j->state != JOB_ENDING ? j : NULL;
+}
+
+static void job_finish_ending(struct bt_pf_core *c, struct pf_job *j)
+{
+    if (j->pushes_open > 0) {
+        return;
+    }
+    act(c, BT_PF_ENGINE_RELEASE)->job = j->head.id;
+    job_free_memory(j);
+    bt_ticket_table_remove(&c->jobs, j);
+}
+
+/* Ends a job in any state but ENDING; the engine forgets it once no send is in flight. */
+static void job_end(struct bt_pf_core *c, struct pf_job *j)
+{
+    if (j->state == JOB_QUEUED || j->state == JOB_COMPUTING) {
+        act(c, BT_PF_ENGINE_CANCEL)->job = j->head.id;
+    }
+    if (j->pushes_open > 0) {
+        act(c, BT_PF_PUSH_CANCEL)->ticket = j->head.ticket;
+    }
+    bt_ticket_table_forget(&c->jobs, j);
+    job_set_state(j, JOB_ENDING);
+    job_finish_ending(c, j);
+}
+
+/* The decode node need not wait for this ticket any more. */
+static void job_forget_at_peer(struct bt_pf_core *c, struct pf_job *j)
+{
+    if (j->started_sent) {
+        act_control(c, j->conn, BT_CONTROL_FORGET, &j->head.ticket)->generation = j->generation;
+    }
+}
+
+static void job_fail(struct bt_pf_core *c, struct pf_job *j, enum bt_attempt_reason reason, const char *text)
+{
+    c->stats.failures++;
+    act_end(c, j->router, &j->head.ticket, reason, text);
+    job_end(c, j);
+}
+
+static void send_started(struct bt_pf_core *c, struct pf_job *j, const struct pf_peer *p)
+{
+    j->started_sent = true;
+    j->conn = p->conn;
+    act_control(c, p->conn, BT_CONTROL_STARTED, &j->head.ticket)->started.n_tokens = j->n_tokens;
+}
+
+/* ---- from routers ---- */
+
+static bool job_init(struct bt_pf_core *c, struct pf_job *j, const struct bt_msg_submit *s)
+{
+    j->n_tokens = (uint32_t)s->n_tokens;
+    j->n_pages = (j->n_tokens + c->opts.page_tokens - 1) / c->opts.page_tokens;
+    j->peer_instance = s->peer_instance;
+    j->want_logprobs = s->sampling.logprobs;
+    if (s->peer_instance == 0) {
+        return true;
+    }
+    j->layers = bt_calloc(c->n_layers_all, sizeof *j->layers);
+    j->page_ids = bt_calloc((size_t)c->opts.n_groups * j->n_pages, sizeof *j->page_ids);
+    return j->layers != NULL && j->page_ids != NULL;
+}
+
+void bt_pf_on_submit(struct bt_pf_core *c, uint64_t now, uint32_t router, const struct bt_msg_submit *s)
+{
+    begin(c);
+    if (bt_ticket_table_by_ticket(&c->jobs, &s->ticket) != NULL) {
+        c->stats.stale++;
+        act_end(c, router, &s->ticket, BT_ATTEMPT_INVALID, "this ticket is already in use");
+        return;
+    }
+    if (s->peer_instance != 0) {
+        struct pf_peer *p = peer_add(c, s->peer_instance, s->peer_address);
+
+        if (p == NULL) {
+            act_end(c, router, &s->ticket, BT_ATTEMPT_REFUSED, "too many decode peers");
+            return;
+        }
+        if (p->state == PEER_IDLE && now >= p->next_dial) {
+            peer_dial(c, p);
+        }
+    }
+    struct pf_job *j = bt_ticket_table_add(&c->jobs, &s->ticket);
+
+    if (j == NULL) {
+        act_end(c, router, &s->ticket, BT_ATTEMPT_REFUSED, "the prefill queue is full");
+        return;
+    }
+    j->router = router;
+    j->t_submit = now;
+    if (!job_init(c, j, s)) {
+        job_free_memory(j);
+        bt_ticket_table_remove(&c->jobs, j);
+        act_end(c, router, &s->ticket, BT_ATTEMPT_REFUSED, "out of memory");
+        return;
+    }
+    struct bt_pf_action *a = act(c, BT_PF_ENGINE_SUBMIT);
+
+    a->job = j->head.id;
+    a->submit = s;
+}
+
+void bt_pf_on_cancel(struct bt_pf_core *c, uint64_t now, uint32_t router, const struct bt_ticket *t)
+{
+    struct pf_job *j = bt_ticket_table_by_ticket(&c->jobs, t);
+
+    (void)now;
+    begin(c);
+    if (j == NULL || j->router != router) {
+        return; /* already over: cancel and the end of an attempt may cross */
+    }
+    job_forget_at_peer(c, j);
+    job_end(c, j);
+}
+
+void bt_pf_on_router_lost(struct bt_pf_core *c, uint64_t now, uint32_t router)
+{
+    uint32_t pos = 0;
+    struct pf_job *j;
+
+    (void)now;
+    begin(c);
+    while ((j = bt_ticket_table_next(&c->jobs, &pos)) != NULL) {
+        if (j->router == router && j->state != JOB_ENDING) {
+            job_forget_at_peer(c, j);
+            job_end(c, j);
+        }
+    }
+}
+
+void bt_pf_on_peers(struct bt_pf_core *c, uint64_t now, const struct bt_msg_peer *peers, size_t n)
+{
+    begin(c);
+    for (uint32_t i = 0; i < c->opts.peers_max; i++) {
+        c->peers[i].wanted = false;
+    }
+    for (size_t i = 0; i < n; i++) {
+        struct pf_peer *p = peer_add(c, peers[i].instance, peers[i].address);
+
+        if (p == NULL) {
+            continue; /* more peers than configured: those are dialled when a submit names them and there is room */
+        }
+        p->wanted = true;
+        if (p->state == PEER_IDLE && now >= p->next_dial) {
+            peer_dial(c, p);
+        }
+    }
+    for (uint32_t i = 0; i < c->opts.peers_max; i++) {
+        struct pf_peer *p = &c->peers[i];
+
+        if (p->instance != 0 && !p->wanted && p->state == PEER_IDLE) {
+            p->instance = 0;
+        }
+    }
+}
+
+/* ---- from the engine ---- */
+
+void bt_pf_on_engine_failed(struct bt_pf_core *c, uint64_t now, uint64_t job, enum bt_status st, const char *text)
+{
+    struct pf_job *j = live_job(c, job);
+
+    (void)now;
+    begin(c);
+    if (j == NULL) {
+        return;
+    }
+    job_forget_at_peer(c, j);
+    snprintf(c->text, sizeof c->text, "%s", text);
+    job_fail(c, j,
+             st == BT_ERR_INVALID                          ? BT_ATTEMPT_INVALID
+             : st == BT_ERR_BUSY || st == BT_ERR_NOMEM ? BT_ATTEMPT_REFUSED
+                                                           : BT_ATTEMPT_INTERNAL,
+             c->text);
+}
+
+void bt_pf_on_engine_started(struct bt_pf_core *c, uint64_t now, uint64_t job)
+{
+    struct pf_job *j = live_job(c, job);
+
+    begin(c);
+    if (j == NULL) {
+        return;
+    }
+    job_set_state(j, JOB_COMPUTING);
+    j->t_start = now;
+    struct pf_peer *p = peer_by_instance(c, j->peer_instance);
+
+    if (p != NULL && p->state == PEER_UP) {
+        send_started(c, j, p);
+    }
+}
+
+static void push_layer(struct bt_pf_core *c, struct pf_job *j, uint32_t group, uint32_t layer)
+{
+    struct layer_progress *l = &j->layers[c->layer_base[group] + layer];
+    uint32_t first = l->pushed_end > j->first_page[group] ? l->pushed_end : j->first_page[group];
+
+    if (first >= l->avail_end) {
+        return;
+    }
+    struct bt_pf_action *a = act(c, BT_PF_PUSH);
+
+    a->job = j->head.id;
+    a->ticket = j->head.ticket;
+    a->generation = j->generation;
+    a->peer = j->conn;
+    a->push.group = group;
+    a->push.layer = layer;
+    a->push.first = first;
+    a->push.n_pages = l->avail_end - first;
+    a->push.page_ids = j->page_ids + (size_t)group * j->n_pages + first;
+    l->pushed_end = l->avail_end;
+    j->pushes_open++;
+}
+
+void bt_pf_on_engine_pages(struct bt_pf_core *c, uint64_t now, uint64_t job, uint32_t group, uint32_t layer,
+                           uint32_t first, uint32_t end, const uint32_t *page_ids)
+{
+    struct pf_job *j = live_job(c, job);
+
+    (void)now;
+    begin(c);
+    if (j == NULL || j->layers == NULL) {
+        return;
+    }
+    BT_ASSERT(group < c->opts.n_groups && layer < c->opts.n_layers[group] && first <= end && end <= j->n_pages);
+    struct layer_progress *l = &j->layers[c->layer_base[group] + layer];
+
+    memcpy(j->page_ids + (size_t)group * j->n_pages + first, page_ids, (end - first) * sizeof *page_ids);
+    if (end > l->avail_end) {
+        l->avail_end = end;
+    }
+    if (j->granted) {
+        push_layer(c, j, group, layer);
+    }
+}
+
+/* Shares that D must count: every wanted page of every layer. */
+static void send_handoff(struct bt_pf_core *c, struct pf_job *j)
+{
+    struct bt_control *m = act_control(c, j->conn, BT_CONTROL_HANDOFF, &j->head.ticket);
+
+    m->generation = j->generation;
+    m->handoff.index = j->index;
+    m->handoff.first = j->first;
+    m->handoff.has_logprobs = j->want_logprobs;
+    m->handoff.n_groups = c->opts.n_groups;
+    for (uint32_t g = 0; g < c->opts.n_groups; g++) {
+        uint32_t pages = j->n_pages > j->first_page[g] ? j->n_pages - j->first_page[g] : 0;
+
+        m->handoff.n_shares[g] = (uint64_t)pages * c->opts.n_layers[g];
+    }
+    j->handed = true;
+    c->stats.handoffs++;
+}
+
+void bt_pf_on_engine_token(struct bt_pf_core *c, uint64_t now, uint64_t job, uint32_t index,
+                           const struct bt_sampled *s, uint32_t finish)
+{
+    struct pf_job *j = live_job(c, job);
+
+    begin(c);
+    if (j == NULL) {
+        return;
+    }
+    job_set_state(j, JOB_HELD);
+    j->t_token = now;
+    j->index = index;
+    j->first = *s;
+    j->has_token = true;
+    struct bt_pf_action *a = act(c, BT_PF_OUTPUT);
+
+    a->router = j->router;
+    a->output = (struct bt_msg_output){
+        .ticket = j->head.ticket,
+        .index = index,
+        .n_tokens = 1,
+        .tokens = &j->first,
+        .finish = finish,
+        .has_logprobs = j->want_logprobs,
+        .has_stats = true,
+        .stats = {.queue_ns = j->t_start - j->t_submit,
+                  .prefill_ns = now - j->t_start,
+                  .prefill_tokens = j->n_tokens},
+    };
+    if (finish != 0 || j->peer_instance == 0) {
+        a->output.tokens = s; /* the job's memory goes before the action is carried out */
+        job_forget_at_peer(c, j);
+        job_end(c, j);
+    } else if (j->granted) {
+        send_handoff(c, j);
+    }
+}
+
+void bt_pf_on_engine_prompt_logprobs(struct bt_pf_core *c, uint64_t now, uint64_t job, uint32_t first,
+                                     const struct bt_sampled *list, size_t n)
+{
+    struct pf_job *j = live_job(c, job);
+
+    (void)now;
+    begin(c);
+    if (j == NULL) {
+        return;
+    }
+    struct bt_pf_action *a = act(c, BT_PF_OUTPUT);
+
+    a->router = j->router;
+    a->output = (struct bt_msg_output){.ticket = j->head.ticket, .has_logprobs = true, .prompt_first = first,
+                                       .n_prompt_logprobs = n, .prompt_logprobs = list};
+}
+
+void bt_pf_on_engine_preempted(struct bt_pf_core *c, uint64_t now, uint64_t job)
+{
+    struct pf_job *j = live_job(c, job);
+
+    (void)now;
+    begin(c);
+    if (j != NULL) {
+        job_forget_at_peer(c, j);
+        job_fail(c, j, BT_ATTEMPT_PREEMPTED, "the prefill node ran out of pages");
+    }
+}
+
+/* ---- from the transfer room ---- */
+
+void bt_pf_on_connecting(struct bt_pf_core *c, uint64_t now, uint64_t instance, uint64_t conn)
+{
+    struct pf_peer *p = peer_by_instance(c, instance);
+
+    (void)now;
+    begin(c);
+    BT_ASSERT(p != NULL && p->state == PEER_CONNECTING);
+    p->conn = conn;
+}
+
+static void peer_back_off(struct bt_pf_core *c, struct pf_peer *p, uint64_t now)
+{
+    uint32_t doublings = p->failures < RECONNECT_DOUBLINGS ? p->failures : RECONNECT_DOUBLINGS;
+
+    p->state = PEER_IDLE;
+    p->conn = 0;
+    p->next_dial = now + (c->opts.reconnect_ns << doublings);
+    p->failures++;
+}
+
+void bt_pf_on_connect_failed(struct bt_pf_core *c, uint64_t now, uint64_t instance, const char *why)
+{
+    struct pf_peer *p = peer_by_instance(c, instance);
+
+    begin(c);
+    BT_ASSERT(p != NULL && p->state == PEER_CONNECTING);
+    peer_back_off(c, p, now);
+    snprintf(c->text, sizeof c->text, "%s", why);
+    tell_peer_state(c, p, false, c->text);
+}
+
+void bt_pf_on_peer_up(struct bt_pf_core *c, uint64_t now, uint64_t conn)
+{
+    struct pf_peer *p = peer_by_conn(c, conn);
+    uint32_t pos = 0;
+    struct pf_job *j;
+
+    (void)now;
+    begin(c);
+    if (p == NULL) {
+        act(c, BT_PF_DISCONNECT)->peer = conn;
+        return;
+    }
+    p->state = PEER_UP;
+    p->failures = 0;
+    tell_peer_state(c, p, true, "");
+    while ((j = bt_ticket_table_next(&c->jobs, &pos)) != NULL) {
+        bool begun = j->state == JOB_COMPUTING || j->state == JOB_HELD;
+
+        if (begun && j->peer_instance == p->instance && !j->started_sent) {
+            send_started(c, j, p);
+        }
+    }
+}
+
+void bt_pf_on_peer_down(struct bt_pf_core *c, uint64_t now, uint64_t conn, const char *why)
+{
+    struct pf_peer *p = peer_by_conn(c, conn);
+    uint32_t pos = 0;
+    struct pf_job *j;
+
+    begin(c);
+    if (p == NULL) {
+        return;
+    }
+    uint64_t instance = p->instance;
+    bool was_up = p->state == PEER_UP;
+
+    peer_back_off(c, p, now);
+    snprintf(c->text, sizeof c->text, "connection to the decode node lost: %s", why);
+    tell_peer_state(c, p, false, c->text);
+    while (was_up && (j = bt_ticket_table_next(&c->jobs, &pos)) != NULL) {
+        if (j->state != JOB_ENDING && j->peer_instance == instance && j->started_sent) {
+            job_fail(c, j, BT_ATTEMPT_RETRY, c->text);
+        }
+    }
+}
+
+static void on_grant(struct bt_pf_core *c, uint64_t conn, struct pf_job *j, const struct bt_control *m)
+{
+    if (j == NULL || !j->started_sent || j->conn != conn || j->granted || m->grant.n_groups != c->opts.n_groups) {
+        c->stats.stale++;
+        act_control(c, conn, BT_CONTROL_FORGET, &m->ticket)->generation = m->generation;
+        return;
+    }
+    j->granted = true;
+    j->generation = m->generation;
+    for (uint32_t g = 0; g < c->opts.n_groups; g++) {
+        j->first_page[g] = m->grant.first_page[g];
+    }
+    for (uint32_t g = 0; g < c->opts.n_groups; g++) {
+        for (uint32_t l = 0; l < c->opts.n_layers[g]; l++) {
+            push_layer(c, j, g, l);
+        }
+    }
+    if (j->has_token) {
+        send_handoff(c, j);
+    }
+}
+
+void bt_pf_on_control(struct bt_pf_core *c, uint64_t now, uint64_t conn, const struct bt_control *m)
+{
+    struct pf_job *j = bt_ticket_table_by_ticket(&c->jobs, &m->ticket);
+    bool match = j != NULL && j->started_sent && j->conn == conn && (!j->granted || j->generation == m->generation);
+
+    (void)now;
+    begin(c);
+    switch (m->kind) {
+    case BT_CONTROL_GRANT:
+        on_grant(c, conn, j, m);
+        return;
+    case BT_CONTROL_REFUSE:
+        if (j != NULL && j->started_sent && j->conn == conn) {
+            snprintf(c->text, sizeof c->text, "refused by the decode node: %s", m->refuse.text);
+            job_fail(c, j, BT_ATTEMPT_REFUSED, c->text);
+            return;
+        }
+        break;
+    case BT_CONTROL_REVOKE:
+        if (match) {
+            job_fail(c, j, BT_ATTEMPT_RETRY, "revoked by the decode node");
+            return;
+        }
+        break;
+    case BT_CONTROL_DONE:
+        if (match && j->handed) {
+            c->stats.done++;
+            job_end(c, j);
+            return;
+        }
+        break;
+    case BT_CONTROL_STARTED:
+    case BT_CONTROL_HANDOFF:
+    case BT_CONTROL_FORGET:
+        break; /* never sent to a prefill node */
+    }
+    c->stats.stale++;
+}
+
+void bt_pf_on_pushed(struct bt_pf_core *c, uint64_t now, uint64_t job, enum bt_status st)
+{
+    struct pf_job *j = bt_ticket_table_by_id(&c->jobs, job);
+
+    (void)now;
+    begin(c);
+    BT_ASSERT(j != NULL && j->pushes_open > 0);
+    j->pushes_open--;
+    if (j->state == JOB_ENDING) {
+        job_finish_ending(c, j);
+    } else if (st != BT_OK) {
+        job_forget_at_peer(c, j);
+        job_fail(c, j, BT_ATTEMPT_RETRY, "sending pages to the decode node failed");
+    }
+}
+
+/* ---- time ---- */
+
+static void check_job(struct bt_pf_core *c, struct pf_job *j, uint64_t now)
+{
+    bool begun = j->state == JOB_COMPUTING || j->state == JOB_HELD;
+
+    if (!begun || j->peer_instance == 0) {
+        return;
+    }
+    if (!j->started_sent && now - j->t_start > c->opts.unreachable_ns) {
+        job_fail(c, j, BT_ATTEMPT_RETRY, "the decode node cannot be reached from the prefill node");
+    } else if (j->state == JOB_HELD && now - j->t_token > c->opts.grant_ns) {
+        job_forget_at_peer(c, j);
+        job_fail(c, j, BT_ATTEMPT_RETRY, j->granted ? "the decode node did not confirm the hand-off in time"
+                                                    : "the decode node gave no grant in time");
+    }
+}
+
+void bt_pf_on_tick(struct bt_pf_core *c, uint64_t now)
+{
+    uint32_t pos = 0;
+    struct pf_job *j;
+
+    begin(c);
+    while ((j = bt_ticket_table_next(&c->jobs, &pos)) != NULL) {
+        check_job(c, j, now);
+    }
+    for (uint32_t i = 0; i < c->opts.peers_max; i++) {
+        struct pf_peer *p = &c->peers[i];
+
+        if (p->instance != 0 && p->wanted && p->state == PEER_IDLE && now >= p->next_dial) {
+            peer_dial(c, p);
+        }
+    }
+}
