@@ -1,5 +1,6 @@
-/* Bump allocation out of a chain of blocks. Owns the blocks; knows nothing of what lies in them. The cap counts
- * the bytes handed out (rounded up to 16), so a hostile message is refused at the same size on every machine. */
+/* Bump allocation out of a chain of blocks. Owns the blocks; knows nothing of what lies in them.
+ * The cap counts the bytes handed out (rounded up to 16), so a hostile message is refused at the
+ * same size on every machine. */
 
 #include "base/arena.h"
 
@@ -21,7 +22,7 @@ struct bt_arena_block {
 
 void bt_arena_init(struct bt_arena *a, size_t cap)
 {
-    *a = (struct bt_arena){ .cap = cap };
+    *a = (struct bt_arena){.cap = cap};
 }
 
 static struct bt_arena_block *block_add(struct bt_arena *a, size_t n)

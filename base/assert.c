@@ -1,4 +1,5 @@
-/* The end of a process that has found a bug in itself. Uses no lock and no heap: the caller's state is suspect. */
+/* The end of a process that has found a bug in itself. Uses no lock and no heap: the caller's state
+ * is suspect. */
 
 #include "base/assert.h"
 

@@ -1,5 +1,5 @@
-/* The growable byte string. Doubles, never shrinks, and remembers a failed append so that a caller may check once
- * at the end. */
+/* The growable byte string. Doubles, never shrinks, and remembers a failed append so that a caller
+ * may check once at the end. */
 
 #include "base/buf.h"
 
@@ -15,7 +15,7 @@
 void bt_buf_fini(struct bt_buf *b)
 {
     bt_free(b->data);
-    *b = (struct bt_buf){ 0 };
+    *b = (struct bt_buf){0};
 }
 
 void bt_buf_clear(struct bt_buf *b)
@@ -111,8 +111,8 @@ bool bt_buf_add_json_str(struct bt_buf *b, const char *s, size_t n)
     while (i < n) {
         /* Runs that need no escape go in one copy. */
         size_t run = i;
-        while (run < n && (unsigned char)s[run] >= 0x20 && (unsigned char)s[run] < 0x7F && s[run] != '"' &&
-               s[run] != '\\') {
+        while (run < n && (unsigned char)s[run] >= 0x20 && (unsigned char)s[run] < 0x7F &&
+               s[run] != '"' && s[run] != '\\') {
             run++;
         }
         if (run > i) {

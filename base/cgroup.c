@@ -1,5 +1,5 @@
-/* What Linux lets this process use: affinity, RAM and control group limits. Reads a few kernel files, keeps
- * nothing. A file that is missing or odd counts as "no limit". */
+/* What Linux lets this process use: affinity, RAM and control group limits. Reads a few kernel
+ * files, keeps nothing. A file that is missing or odd counts as "no limit". */
 
 #include "base/options.h"
 
@@ -52,14 +52,16 @@ static uint64_t limit_of(const char *dir, bool memory, bool v2)
 {
     char path[PATH_BYTES + 64];
     if (memory) {
-        (void)snprintf(path, sizeof(path), "%s/%s", dir, v2 ? "memory.max" : "memory.limit_in_bytes");
+        (void)snprintf(path, sizeof(path), "%s/%s", dir,
+                       v2 ? "memory.max" : "memory.limit_in_bytes");
         return read_number(path);
     }
     if (v2) {
         char text[64];
         uint64_t quota, period;
         (void)snprintf(path, sizeof(path), "%s/cpu.max", dir);
-        if (!read_text(path, text, sizeof(text)) || sscanf(text, "%" SCNu64 " %" SCNu64, &quota, &period) != 2) {
+        if (!read_text(path, text, sizeof(text)) ||
+            sscanf(text, "%" SCNu64 " %" SCNu64, &quota, &period) != 2) {
             return UINT64_MAX; /* "max 100000" */
         }
         return cpus_of(quota, period);

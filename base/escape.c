@@ -56,7 +56,7 @@ size_t bt_json_escape(const char *s, size_t n, char out[BT_JSON_ESCAPE_MAX], siz
     if (two != NULL) {
         *written = put(out, two, 2);
     } else if (c < 0x20 || c == 0x7F) {
-        char u[6] = { '\\', 'u', '0', '0', hex[c >> 4], hex[c & 15] };
+        char u[6] = {'\\', 'u', '0', '0', hex[c >> 4], hex[c & 15]};
         *written = put(out, u, 6);
     } else {
         *written = put(out, s, 1);

@@ -1,6 +1,7 @@
-/* A fast 64-bit hash by folded 64x64 multiplications, kernel randomness, and the byte-key map: linear probing,
- * deletion by shifting back, so there are no tombstones. The hash is not cryptographic: where a collision would do
- * harm (prefix cache), the holder compares the content as well. */
+/* A fast 64-bit hash by folded 64x64 multiplications, kernel randomness, and the byte-key map:
+ * linear probing, deletion by shifting back, so there are no tombstones. The hash is not
+ * cryptographic: where a collision would do harm (prefix cache), the holder compares the content as
+ * well. */
 
 #include "base/hash.h"
 
@@ -80,7 +81,7 @@ void bt_random_bytes(void *p, size_t n)
 
 void bt_map_init(struct bt_map *m, bool copy_keys)
 {
-    *m = (struct bt_map){ .copy_keys = copy_keys };
+    *m = (struct bt_map){.copy_keys = copy_keys};
 }
 
 static void key_release(const struct bt_map *m, struct bt_map_slot *s)
@@ -100,7 +101,7 @@ void bt_map_fini(struct bt_map *m)
         }
     }
     bt_free(m->slots);
-    *m = (struct bt_map){ .copy_keys = m->copy_keys };
+    *m = (struct bt_map){.copy_keys = m->copy_keys};
 }
 
 static uint32_t key_hash(const void *key, size_t key_len)
@@ -119,7 +120,8 @@ static size_t find(const struct bt_map *m, const void *key, size_t key_len, uint
         if (s->key == NULL) {
             return i;
         }
-        if (s->hash == hash && s->key_len == key_len && (key_len == 0 || memcmp(s->key, key, key_len) == 0)) {
+        if (s->hash == hash && s->key_len == key_len &&
+            (key_len == 0 || memcmp(s->key, key, key_len) == 0)) {
             return i;
         }
     }
@@ -196,7 +198,8 @@ enum bt_status bt_map_put(struct bt_map *m, const void *key, size_t key_len, uin
         own = copy;
     }
     struct bt_map_slot *s = &m->slots[find(m, key, key_len, hash)];
-    *s = (struct bt_map_slot){ .key = own, .key_len = (uint32_t)key_len, .hash = hash, .value = value };
+    *s = (struct bt_map_slot){
+        .key = own, .key_len = (uint32_t)key_len, .hash = hash, .value = value};
     m->count++;
     return BT_OK;
 }
@@ -220,7 +223,7 @@ bool bt_map_del(struct bt_map *m, const void *key, size_t key_len)
             hole = i;
         }
     }
-    m->slots[hole] = (struct bt_map_slot){ 0 };
+    m->slots[hole] = (struct bt_map_slot){0};
     m->count--;
     return true;
 }

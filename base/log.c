@@ -1,5 +1,6 @@
-/* Log lines: formatted on the caller's stack, sent with one write(), so lines of several threads do not mix and a
- * slow reader holds up only who writes. Owns the level, the format and each thread's name; no files, no rotation. */
+/* Log lines: formatted on the caller's stack, sent with one write(), so lines of several threads do
+ * not mix and a slow reader holds up only who writes. Owns the level, the format and each thread's
+ * name; no files, no rotation. */
 
 #include "base/log.h"
 
@@ -22,7 +23,7 @@ static atomic_int log_level = BT_LOG_INFO;
 static atomic_int log_format = BT_LOG_TEXT;
 static _Thread_local const char *thread_name = "main";
 
-static const char *const level_names[] = { "error", "warn", "info", "debug", "trace" };
+static const char *const level_names[] = {"error", "warn", "info", "debug", "trace"};
 
 struct line {
     char data[LINE_BYTES];
@@ -59,8 +60,9 @@ static void adds(struct line *l, const char *s)
     add(l, s, strlen(s));
 }
 
-/* Text from outside may hold line breaks and terminal codes: control characters and bad UTF-8 never reach the
- * reader. In text format quotes and backslashes stay as they are. At most max bytes, the rest is cut. */
+/* Text from outside may hold line breaks and terminal codes: control characters and bad UTF-8 never
+ * reach the reader. In text format quotes and backslashes stay as they are. At most max bytes, the
+ * rest is cut. */
 static void add_clean(struct line *l, const char *s, size_t max, bool json)
 {
     size_t room = sizeof(l->data) - LINE_END - l->len;
@@ -122,7 +124,8 @@ static void send_line(const struct line *l)
     }
 }
 
-void bt_log_write(enum bt_log_level level, const char *module, const char *req, const char *fmt, ...)
+void bt_log_write(enum bt_log_level level, const char *module, const char *req, const char *fmt,
+                  ...)
 {
     int saved_errno = errno;
     char text[TEXT_BYTES];
@@ -155,7 +158,7 @@ void bt_log_write(enum bt_log_level level, const char *module, const char *req, 
         adds(&l, "}\n");
     } else {
         add_time(&l);
-        const char *words[] = { level_names[level], thread_name, module };
+        const char *words[] = {level_names[level], thread_name, module};
         for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
             adds(&l, " ");
             add_clean(&l, words[i], NAME_BYTES, false);

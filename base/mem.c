@@ -1,5 +1,6 @@
-/* The project's heap: libc's, counted by what libc really reserved for a block, so that no header of our own is
- * needed and an aligned block is freed like any other. Owns the counter and each thread's planned failure. */
+/* The project's heap: libc's, counted by what libc really reserved for a block, so that no header
+ * of our own is needed and an aligned block is freed like any other. Owns the counter and each
+ * thread's planned failure. */
 
 #include "base/mem.h"
 

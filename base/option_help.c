@@ -1,14 +1,14 @@
-/* The --help text, laid out from the table: an option column, and the wrapped help with default, range and
- * environment name beside it. */
+/* The --help text, laid out from the table: an option column, and the wrapped help with default,
+ * range and environment name beside it. */
 
 #include "base/options_int.h"
 
 #include <stdio.h>
 #include <string.h>
 
-#define INDENT     2u
-#define LABEL_MAX  28u /* a longer label stands on its own line */
-#define LABEL_GAP  2u
+#define INDENT    2u
+#define LABEL_MAX 28u /* a longer label stands on its own line */
+#define LABEL_GAP 2u
 
 static const char *arg_name(const struct bt_opt *opt)
 {
@@ -51,11 +51,12 @@ static void details(const struct bt_opt *opt, bool with_env, struct bt_buf *out)
     if (opt->type == BT_OPT_LIST) {
         bt_buf_adds(out, " May be given more than once.");
     }
-    if ((opt->min != 0 || opt->max != 0) && (opt->type == BT_OPT_U32 || opt->type == BT_OPT_U64 ||
-                                             opt->type == BT_OPT_DOUBLE)) {
+    if ((opt->min != 0 || opt->max != 0) &&
+        (opt->type == BT_OPT_U32 || opt->type == BT_OPT_U64 || opt->type == BT_OPT_DOUBLE)) {
         bt_buf_addf(out, " Range: %.15g to %.15g.", opt->min, opt->max);
     }
-    if (opt->dflt != NULL && opt->dflt[0] != '\0' && !(opt->type == BT_OPT_BOOL && strcmp(opt->dflt, "false") == 0)) {
+    if (opt->dflt != NULL && opt->dflt[0] != '\0' &&
+        !(opt->type == BT_OPT_BOOL && strcmp(opt->dflt, "false") == 0)) {
         bt_buf_addf(out, " [default: %s]", opt->dflt);
     }
     if (with_env) {
@@ -109,8 +110,8 @@ static void wrap(const char *s, size_t at, size_t left, size_t columns, struct b
     bt_buf_addc(out, '\n');
 }
 
-static void one_option(const struct bt_opt *opt, bool with_env, size_t width, unsigned columns, struct bt_buf *out,
-                       struct bt_buf *tmp)
+static void one_option(const struct bt_opt *opt, bool with_env, size_t width, unsigned columns,
+                       struct bt_buf *out, struct bt_buf *tmp)
 {
     size_t left = INDENT + width + LABEL_GAP;
     bt_buf_clear(tmp);
@@ -141,11 +142,12 @@ static size_t label_width(const struct bt_opt *opts, size_t n, size_t width, str
     return width;
 }
 
-void bt_opt_help(const struct bt_prog *prog, const struct bt_opt *common, size_t n_common, unsigned columns,
-                 struct bt_buf *out)
+void bt_opt_help(const struct bt_prog *prog, const struct bt_opt *common, size_t n_common,
+                 unsigned columns, struct bt_buf *out)
 {
-    struct bt_buf tmp = { 0 };
-    size_t width = label_width(common, n_common, label_width(prog->opts, prog->n_opts, 0, &tmp), &tmp);
+    struct bt_buf tmp = {0};
+    size_t width =
+        label_width(common, n_common, label_width(prog->opts, prog->n_opts, 0, &tmp), &tmp);
 
     bt_buf_addf(out, "Usage: %s %s\n", prog->name, prog->usage != NULL ? prog->usage : "[options]");
     if (prog->summary != NULL) {
@@ -163,12 +165,15 @@ void bt_opt_help(const struct bt_prog *prog, const struct bt_opt *common, size_t
         one_option(&common[i], common[i].type != BT_OPT_BOOL, width, columns, out, &tmp);
     }
     bt_buf_adds(out, "\n");
-    wrap("An option wins over its environment variable, that over the line \"name = value\" in the --config file, "
+    wrap("An option wins over its environment variable, that over the line \"name = value\" in the "
+         "--config file, "
          "and that over the default.",
          0, 0, columns, out);
     if (prog->epilogue != NULL) {
         bt_buf_addf(out, "\n%s%s", prog->epilogue,
-                    prog->epilogue[0] != '\0' && prog->epilogue[strlen(prog->epilogue) - 1] == '\n' ? "" : "\n");
+                    prog->epilogue[0] != '\0' && prog->epilogue[strlen(prog->epilogue) - 1] == '\n'
+                        ? ""
+                        : "\n");
     }
     bt_buf_fini(&tmp);
 }

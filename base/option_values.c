@@ -1,5 +1,5 @@
-/* Option values: text to the typed field with range check, and back to text. Knows nothing of where text came
- * from but the words to begin an error with. */
+/* Option values: text to the typed field with range check, and back to text. Knows nothing of where
+ * text came from but the words to begin an error with. */
 
 #include "base/options_int.h"
 
@@ -19,24 +19,20 @@ struct unit {
 
 /* Smallest first, ended by NULL; the one with an empty name is what a bare number means. */
 static const struct unit size_units[] = {
-    { "", 1 },
-    { "B", 1 },
-    { "KiB", UINT64_C(1) << 10 },
-    { "MiB", UINT64_C(1) << 20 },
-    { "GiB", UINT64_C(1) << 30 },
-    { "TiB", UINT64_C(1) << 40 },
-    { NULL, 0 },
+    {"", 1},
+    {"B", 1},
+    {"KiB", UINT64_C(1) << 10},
+    {"MiB", UINT64_C(1) << 20},
+    {"GiB", UINT64_C(1) << 30},
+    {"TiB", UINT64_C(1) << 40},
+    {NULL, 0},
 };
 
 static const struct unit duration_units[] = {
-    { "", UINT64_C(1000000) },
-    { "ns", 1 },
-    { "us", UINT64_C(1000) },
-    { "ms", UINT64_C(1000000) },
-    { "s", UINT64_C(1000000000) },
-    { "min", UINT64_C(60000000000) },
-    { "h", UINT64_C(3600000000000) },
-    { NULL, 0 },
+    {"", UINT64_C(1000000)},        {"ns", 1},
+    {"us", UINT64_C(1000)},         {"ms", UINT64_C(1000000)},
+    {"s", UINT64_C(1000000000)},    {"min", UINT64_C(60000000000)},
+    {"h", UINT64_C(3600000000000)}, {NULL, 0},
 };
 
 /* Digits, maybe a fraction of up to nine, maybe a unit; exact in integers. */
@@ -72,7 +68,8 @@ static bool parse_units(const char *s, const struct unit *units, uint64_t *out)
     }
     for (const struct unit *u = units; u->name != NULL; u++) {
         if (strcmp(s, u->name) == 0) {
-            unsigned __int128 v = whole * u->factor + (unsigned __int128)frac * u->factor / frac_unit;
+            unsigned __int128 v =
+                whole * u->factor + (unsigned __int128)frac * u->factor / frac_unit;
             if (v > UINT64_MAX) {
                 return false;
             }
@@ -106,7 +103,8 @@ static void format_units(uint64_t v, const struct unit *units, const char *zero,
             best = u;
         }
     }
-    bt_buf_addf(out, "%" PRIu64 "%s", v / best->factor, units == size_units && best->factor == 1 ? "" : best->name);
+    bt_buf_addf(out, "%" PRIu64 "%s", v / best->factor,
+                units == size_units && best->factor == 1 ? "" : best->name);
 }
 
 static void format_number(const struct bt_opt *opt, double v, struct bt_buf *out)
@@ -121,13 +119,15 @@ static void format_number(const struct bt_opt *opt, double v, struct bt_buf *out
     }
 }
 
-static enum bt_status range_error(const struct bt_opt *opt, const char *text, const char *where, struct bt_err *err)
+static enum bt_status range_error(const struct bt_opt *opt, const char *text, const char *where,
+                                  struct bt_err *err)
 {
-    struct bt_buf b = { 0 };
+    struct bt_buf b = {0};
     format_number(opt, opt->min, &b);
     bt_buf_adds(&b, " to ");
     format_number(opt, opt->max, &b);
-    bt_err_set(err, BT_ERR_INVALID, "%s: %.100s is out of range (%s)", where, text, b.failed ? "see --help" : b.data);
+    bt_err_set(err, BT_ERR_INVALID, "%s: %.100s is out of range (%s)", where, text,
+               b.failed ? "see --help" : b.data);
     bt_buf_fini(&b);
     return BT_ERR_INVALID;
 }
@@ -169,8 +169,8 @@ static bool parse_double(const char *s, double *out)
 
 static bool parse_bool(const char *s, bool *out)
 {
-    static const char *const yes[] = { "true", "yes", "on", "1" };
-    static const char *const no[] = { "false", "no", "off", "0" };
+    static const char *const yes[] = {"true", "yes", "on", "1"};
+    static const char *const no[] = {"false", "no", "off", "0"};
     for (size_t i = 0; i < sizeof(yes) / sizeof(yes[0]); i++) {
         if (strcmp(s, yes[i]) == 0 || strcmp(s, no[i]) == 0) {
             *out = strcmp(s, yes[i]) == 0;
@@ -195,11 +195,12 @@ static int choice_index(const char *choices, const char *s)
     return -1;
 }
 
-static enum bt_status store_string(char **field, const char *text, bool add, const char *where, struct bt_err *err)
+static enum bt_status store_string(char **field, const char *text, bool add, const char *where,
+                                   struct bt_err *err)
 {
     char *copy;
     if (add && *field != NULL && (*field)[0] != '\0') {
-        struct bt_buf b = { 0 };
+        struct bt_buf b = {0};
         bt_buf_adds(&b, *field);
         if (text[0] != '\0') {
             bt_buf_addc(&b, ',');
@@ -239,8 +240,8 @@ static const char *expected(enum bt_opt_type type)
     return "a value";
 }
 
-enum bt_status bt_opt_store(const struct bt_opt *opt, void *base, const char *text, bool add, const char *where,
-                            struct bt_err *err)
+enum bt_status bt_opt_store(const struct bt_opt *opt, void *base, const char *text, bool add,
+                            const char *where, struct bt_err *err)
 {
     void *field = (char *)base + opt->offset;
     uint64_t u = 0;
@@ -255,7 +256,8 @@ enum bt_status bt_opt_store(const struct bt_opt *opt, void *base, const char *te
     case BT_OPT_ENUM:
         choice = choice_index(opt->choices, text);
         if (choice < 0) {
-            return bt_err_set(err, BT_ERR_INVALID, "%s: \"%.100s\" is none of %s", where, text, opt->choices);
+            return bt_err_set(err, BT_ERR_INVALID, "%s: \"%.100s\" is none of %s", where, text,
+                              opt->choices);
         }
         *(int *)field = choice;
         return BT_OK;
@@ -280,14 +282,15 @@ enum bt_status bt_opt_store(const struct bt_opt *opt, void *base, const char *te
         break;
     }
     if (!ok) {
-        return bt_err_set(err, BT_ERR_INVALID, "%s: \"%.100s\" is not %s", where, text, expected(opt->type));
+        return bt_err_set(err, BT_ERR_INVALID, "%s: \"%.100s\" is not %s", where, text,
+                          expected(opt->type));
     }
     if (opt->type != BT_OPT_BOOL && out_of_range(opt, d)) {
         return range_error(opt, text, where, err);
     }
     if (opt->type == BT_OPT_U32 && u > UINT32_MAX) {
-        return bt_err_set(err, BT_ERR_INVALID, "%s: %.100s is out of range (at most %" PRIu32 ")", where, text,
-                          UINT32_MAX);
+        return bt_err_set(err, BT_ERR_INVALID, "%s: %.100s is out of range (at most %" PRIu32 ")",
+                          where, text, UINT32_MAX);
     }
     if (opt->type == BT_OPT_BOOL) {
         *(bool *)field = flag;

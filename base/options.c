@@ -1,5 +1,6 @@
-/* Where option values come from and which source wins. Sources are applied weakest first (defaults, file,
- * environment, command line), each value checked even if a stronger one replaces it. Prints only what --help,
+/* Where option values come from and which source wins. Sources are applied weakest first (defaults,
+ * file, environment, command line), each value checked even if a stronger one replaces it. Prints
+ * only what --help,
  * --version and --dump-config ask for; errors go to the caller. */
 
 #include "base/options_int.h"
@@ -22,33 +23,36 @@ struct common {
 };
 
 static const struct bt_opt common_opts[] = {
-    { .name = "config",
-      .type = BT_OPT_STR,
-      .offset = offsetof(struct common, config),
-      .arg = "FILE",
-      .help = "Read options from FILE: lines \"name = value\", # begins a comment." },
-    { .name = "log-level",
-      .type = BT_OPT_ENUM,
-      .offset = offsetof(struct common, log_level),
-      .dflt = "info",
-      .choices = "error|warn|info|debug|trace",
-      .arg = "LEVEL",
-      .help = "How much to log on stderr: error, warn, info, debug or trace." },
-    { .name = "log-format",
-      .type = BT_OPT_ENUM,
-      .offset = offsetof(struct common, log_format),
-      .dflt = "text",
-      .choices = "text|json",
-      .help = "Log lines as text or one JSON object each." },
-    { .name = "dump-config",
-      .type = BT_OPT_BOOL,
-      .offset = offsetof(struct common, dump_config),
-      .help = "Print the values in effect as a --config file and exit." },
-    { .name = "version",
-      .type = BT_OPT_BOOL,
-      .offset = offsetof(struct common, version),
-      .help = "Print the version and exit." },
-    { .name = "help", .type = BT_OPT_BOOL, .offset = offsetof(struct common, help), .help = "Print this and exit." },
+    {.name = "config",
+     .type = BT_OPT_STR,
+     .offset = offsetof(struct common, config),
+     .arg = "FILE",
+     .help = "Read options from FILE: lines \"name = value\", # begins a comment."},
+    {.name = "log-level",
+     .type = BT_OPT_ENUM,
+     .offset = offsetof(struct common, log_level),
+     .dflt = "info",
+     .choices = "error|warn|info|debug|trace",
+     .arg = "LEVEL",
+     .help = "How much to log on stderr: error, warn, info, debug or trace."},
+    {.name = "log-format",
+     .type = BT_OPT_ENUM,
+     .offset = offsetof(struct common, log_format),
+     .dflt = "text",
+     .choices = "text|json",
+     .help = "Log lines as text or one JSON object each."},
+    {.name = "dump-config",
+     .type = BT_OPT_BOOL,
+     .offset = offsetof(struct common, dump_config),
+     .help = "Print the values in effect as a --config file and exit."},
+    {.name = "version",
+     .type = BT_OPT_BOOL,
+     .offset = offsetof(struct common, version),
+     .help = "Print the version and exit."},
+    {.name = "help",
+     .type = BT_OPT_BOOL,
+     .offset = offsetof(struct common, help),
+     .help = "Print this and exit."},
 };
 #define N_COMMON (sizeof(common_opts) / sizeof(common_opts[0]))
 
@@ -101,7 +105,8 @@ static bool is_of_run(const struct parser *p, const struct slot *s)
     return is_common(p, s) && s->opt->type != BT_OPT_ENUM;
 }
 
-static enum bt_status assign(struct parser *p, struct slot *s, enum source source, const char *text, const char *where)
+static enum bt_status assign(struct parser *p, struct slot *s, enum source source, const char *text,
+                             const char *where)
 {
     enum bt_status st = bt_opt_store(s->opt, s->base, text, s->source == source, where, p->err);
     if (st == BT_OK) {
@@ -174,7 +179,8 @@ static char *trim(char *s, char *end)
     return s;
 }
 
-/* Undoes quote(): takes the text between the quotes in place. false: no closing quote, or more after it. */
+/* Undoes quote(): takes the text between the quotes in place. false: no closing quote, or more
+ * after it. */
 static bool unquote(char *s)
 {
     char *to = s;
@@ -211,7 +217,8 @@ static enum bt_status apply_line(struct parser *p, char *ln, char *end, const ch
     char *name = trim(ln, eq);
     if (*value == '"') {
         if (!unquote(value)) {
-            return bt_err_set(p->err, BT_ERR_INVALID, "%s: %.60s: the quoted value does not end", where, name);
+            return bt_err_set(p->err, BT_ERR_INVALID, "%s: %.60s: the quoted value does not end",
+                              where, name);
         }
     } else {
         for (char *c = value; *c != '\0'; c++) {
@@ -242,7 +249,8 @@ static enum bt_status read_file(struct parser *p, const char *path, struct bt_bu
     }
     while (st == BT_OK && (n = fread(block, 1, sizeof(block), f)) > 0) {
         if (memchr(block, '\0', n) != NULL) {
-            st = bt_err_set(p->err, BT_ERR_INVALID, "--config %.200s: holds a zero byte, not a text file", path);
+            st = bt_err_set(p->err, BT_ERR_INVALID,
+                            "--config %.200s: holds a zero byte, not a text file", path);
         } else if (out->len + n > CONFIG_BYTES_MAX) {
             st = bt_err_set(p->err, BT_ERR_INVALID, "--config %.200s: larger than 1 MiB", path);
         } else if (!bt_buf_add(out, block, n)) {
@@ -258,7 +266,7 @@ static enum bt_status read_file(struct parser *p, const char *path, struct bt_bu
 
 static enum bt_status apply_file(struct parser *p, const char *path)
 {
-    struct bt_buf text = { 0 };
+    struct bt_buf text = {0};
     enum bt_status st = read_file(p, path, &text);
     char *ln = text.data;
 
@@ -275,8 +283,10 @@ static enum bt_status apply_file(struct parser *p, const char *path)
     return st;
 }
 
-/* One argument that begins with "--"; next: the argument after it or NULL; *took_next: it was the value. */
-static enum bt_status scan_option(struct parser *p, const char *arg, const char *next, bool *took_next)
+/* One argument that begins with "--"; next: the argument after it or NULL; *took_next: it was the
+ * value. */
+static enum bt_status scan_option(struct parser *p, const char *arg, const char *next,
+                                  bool *took_next)
 {
     const char *name = arg + 2;
     size_t len = strcspn(name, "=");
@@ -296,21 +306,23 @@ static enum bt_status scan_option(struct parser *p, const char *arg, const char 
         }
     }
     if (s == NULL) {
-        return bt_err_set(p->err, BT_ERR_INVALID, "--%.*s: unknown option (see %s --help)", (int)(len < 200 ? len : 200),
-                          name, p->prog->name);
+        return bt_err_set(p->err, BT_ERR_INVALID, "--%.*s: unknown option (see %s --help)",
+                          (int)(len < 200 ? len : 200), name, p->prog->name);
     }
     if (text == NULL && s->opt->type == BT_OPT_BOOL) {
         text = "true";
     }
     if (text == NULL) {
         if (next == NULL || (next[0] == '-' && next[1] == '-')) {
-            return bt_err_set(p->err, BT_ERR_INVALID, "--%s: needs a value (one that begins with -- is given as --%s=VALUE)",
-                              s->opt->name, s->opt->name);
+            return bt_err_set(
+                p->err, BT_ERR_INVALID,
+                "--%s: needs a value (one that begins with -- is given as --%s=VALUE)",
+                s->opt->name, s->opt->name);
         }
         text = next;
         *took_next = true;
     }
-    p->uses[p->n_uses++] = (struct use){ .slot = s, .text = text, .arg = arg, .arg_len = len + 2 };
+    p->uses[p->n_uses++] = (struct use){.slot = s, .text = text, .arg = arg, .arg_len = len + 2};
     if (is_of_run(p, s)) {
         char where[160];
         (void)snprintf(where, sizeof(where), "--%s", s->opt->name);
@@ -319,8 +331,10 @@ static enum bt_status scan_option(struct parser *p, const char *arg, const char 
     return BT_OK;
 }
 
-/* Fills p->uses and moves positional arguments behind the options in argv. moved: room for argc pointers. */
-static enum bt_status scan_args(struct parser *p, int argc, char **argv, char **moved, struct bt_opt_result *res)
+/* Fills p->uses and moves positional arguments behind the options in argv. moved: room for argc
+ * pointers. */
+static enum bt_status scan_args(struct parser *p, int argc, char **argv, char **moved,
+                                struct bt_opt_result *res)
 {
     int n_options = 0, n_positional = 0;
     bool options = true;
@@ -340,10 +354,11 @@ static enum bt_status scan_args(struct parser *p, int argc, char **argv, char **
                 moved[n_options++] = argv[++i];
             }
         } else if (options && argv[i][0] == '-' && argv[i][1] != '\0') {
-            return bt_err_set(p->err, BT_ERR_INVALID, "%.200s: unknown option (see %s --help)", argv[i], p->prog->name);
+            return bt_err_set(p->err, BT_ERR_INVALID, "%.200s: unknown option (see %s --help)",
+                              argv[i], p->prog->name);
         } else if (!p->prog->positionals) {
-            return bt_err_set(p->err, BT_ERR_INVALID, "%.200s: unexpected argument (see %s --help)", argv[i],
-                              p->prog->name);
+            return bt_err_set(p->err, BT_ERR_INVALID, "%.200s: unexpected argument (see %s --help)",
+                              argv[i], p->prog->name);
         } else {
             argv[1 + n_positional++] = argv[i]; /* never ahead of i */
         }
@@ -355,7 +370,8 @@ static enum bt_status scan_args(struct parser *p, int argc, char **argv, char **
     return BT_OK;
 }
 
-/* Whether one of the words stands among the options: answered even if the rest of the line is wrong. */
+/* Whether one of the words stands among the options: answered even if the rest of the line is
+ * wrong. */
 static bool asked_for(int argc, char **argv, const char *word, const char *other)
 {
     for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++) {
@@ -381,7 +397,7 @@ static enum bt_status print_out(struct bt_buf *b, struct bt_err *err)
 
 static enum bt_status print_help(const struct bt_prog *prog, struct bt_err *err)
 {
-    struct bt_buf out = { 0 };
+    struct bt_buf out = {0};
     struct winsize ws;
     unsigned columns = 80;
     if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &ws) == 0 && ws.ws_col > 80) {
@@ -395,8 +411,8 @@ static enum bt_status print_help(const struct bt_prog *prog, struct bt_err *err)
 static void add_quoted(struct bt_buf *out, const char *s)
 {
     size_t n = strlen(s);
-    bool plain = n > 0 && strpbrk(s, "#\"\n\r") == NULL && s[0] != ' ' && s[0] != '\t' && s[n - 1] != ' ' &&
-                 s[n - 1] != '\t';
+    bool plain = n > 0 && strpbrk(s, "#\"\n\r") == NULL && s[0] != ' ' && s[0] != '\t' &&
+                 s[n - 1] != ' ' && s[n - 1] != '\t';
     if (plain) {
         bt_buf_adds(out, s);
         return;
@@ -417,10 +433,10 @@ static void add_quoted(struct bt_buf *out, const char *s)
 
 static enum bt_status print_config(struct parser *p)
 {
-    struct bt_buf out = { 0 };
+    struct bt_buf out = {0};
     for (size_t i = 0; i < p->n_slots; i++) {
         const struct slot *s = &p->slots[i];
-        struct bt_buf value = { 0 };
+        struct bt_buf value = {0};
         if (is_of_run(p, s)) {
             continue;
         }
@@ -446,10 +462,10 @@ static enum bt_status parser_init(struct parser *p, int argc, void *cfg)
         return bt_err_set(p->err, BT_ERR_NOMEM, "out of memory");
     }
     for (size_t i = 0; i < p->prog->n_opts; i++) {
-        p->slots[i] = (struct slot){ .opt = &p->prog->opts[i], .base = cfg };
+        p->slots[i] = (struct slot){.opt = &p->prog->opts[i], .base = cfg};
     }
     for (size_t i = 0; i < N_COMMON; i++) {
-        p->slots[p->prog->n_opts + i] = (struct slot){ .opt = &common_opts[i], .base = &p->common };
+        p->slots[p->prog->n_opts + i] = (struct slot){.opt = &common_opts[i], .base = &p->common};
     }
     return BT_OK;
 }
@@ -473,18 +489,18 @@ static enum bt_status parse_all(struct parser *p, int argc, char **argv, struct 
     return st == BT_OK ? apply_args(p) : st;
 }
 
-enum bt_status bt_opt_parse(const struct bt_prog *prog, int argc, char **argv, void *cfg, struct bt_opt_result *res,
-                            struct bt_err *err)
+enum bt_status bt_opt_parse(const struct bt_prog *prog, int argc, char **argv, void *cfg,
+                            struct bt_opt_result *res, struct bt_err *err)
 {
-    struct parser p = { .prog = prog, .err = err };
+    struct parser p = {.prog = prog, .err = err};
 
-    *res = (struct bt_opt_result){ 0 };
+    *res = (struct bt_opt_result){0};
     if (asked_for(argc, argv, "--help", "-h")) {
         res->exit_now = true;
         return print_help(prog, err);
     }
     if (asked_for(argc, argv, "--version", NULL)) {
-        struct bt_buf out = { 0 };
+        struct bt_buf out = {0};
         res->exit_now = true;
         bt_buf_addf(&out, "%s %s\n", prog->name, BT_VERSION);
         return print_out(&out, err);
@@ -498,7 +514,8 @@ enum bt_status bt_opt_parse(const struct bt_prog *prog, int argc, char **argv, v
         st = print_config(&p);
     }
     if (st == BT_OK) {
-        bt_log_setup((enum bt_log_level)p.common.log_level, (enum bt_log_format)p.common.log_format);
+        bt_log_setup((enum bt_log_level)p.common.log_level,
+                     (enum bt_log_format)p.common.log_format);
     } else {
         bt_opt_free(prog, cfg);
     }

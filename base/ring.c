@@ -1,5 +1,5 @@
-/* The bounded ring between threads: a mutex held for one copy, a condition for a consumer that waits. Knows
- * nothing of event loops: whoever pushes to a loop wakes it by its own means. */
+/* The bounded ring between threads: a mutex held for one copy, a condition for a consumer that
+ * waits. Knows nothing of event loops: whoever pushes to a loop wakes it by its own means. */
 
 #include "base/ring.h"
 

@@ -1,5 +1,5 @@
-/* Names of status codes and the error text that load and config paths hand upwards. Knows nothing of logging:
- * whoever decides that something is an error prints it. */
+/* Names of status codes and the error text that load and config paths hand upwards. Knows nothing
+ * of logging: whoever decides that something is an error prints it. */
 
 #include "base/status.h"
 
@@ -66,7 +66,7 @@ enum bt_status bt_err_prefix(struct bt_err *err, const char *fmt, ...)
     int n = vsnprintf(text, sizeof(text), fmt, ap);
     va_end(ap);
     size_t used = n < 0 ? 0 : (size_t)n < sizeof(text) ? (size_t)n : sizeof(text) - 1;
-    const char *parts[] = { ": ", err->msg };
+    const char *parts[] = {": ", err->msg};
     for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
         size_t len = strnlen(parts[i], sizeof(text) - 1 - used);
         memcpy(text + used, parts[i], len);

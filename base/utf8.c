@@ -4,7 +4,8 @@
 
 #include "base/assert.h"
 
-/* Length of the character that lead starts, 0 if it starts none; *lo, *hi: bounds of its second byte. */
+/* Length of the character that lead starts, 0 if it starts none; *lo, *hi: bounds of its second
+ * byte. */
 static unsigned lead_len(unsigned char lead, unsigned char *lo, unsigned char *hi)
 {
     *lo = 0x80;
@@ -37,7 +38,8 @@ static unsigned lead_len(unsigned char lead, unsigned char *lo, unsigned char *h
     return 0;
 }
 
-/* How many of the n > 0 bytes at s belong to the start of one character; *len: its full length (0: bad lead). */
+/* How many of the n > 0 bytes at s belong to the start of one character; *len: its full length (0:
+ * bad lead). */
 static unsigned good_bytes(const char *s, size_t n, unsigned *len)
 {
     unsigned char lo, hi;
@@ -60,7 +62,7 @@ static unsigned good_bytes(const char *s, size_t n, unsigned *len)
 
 unsigned bt_utf8_decode(const char *s, size_t n, uint32_t *cp)
 {
-    static const unsigned char lead_bits[5] = { 0, 0x7F, 0x1F, 0x0F, 0x07 };
+    static const unsigned char lead_bits[5] = {0, 0x7F, 0x1F, 0x0F, 0x07};
     unsigned len;
     if (n == 0 || good_bytes(s, n, &len) != len || len == 0) {
         return 0;

@@ -1,4 +1,5 @@
-/* Log lines as they arrive on a real stderr: format, escapes, cuts, and whole lines from several threads. */
+/* Log lines as they arrive on a real stderr: format, escapes, cuts, and whole lines from several
+ * threads. */
 
 #include <errno.h>
 #include <fcntl.h>
@@ -62,7 +63,8 @@ static void test_text(struct bt_buf *out)
     CHECK(end != NULL);
     if (end != NULL) {
         size_t n = (size_t)(end - out->data);
-        static const char want[] = " error main mod line one\\nline \"two\" 2 \\u001b[31m\xEF\xBF\xBD";
+        static const char want[] =
+            " error main mod line one\\nline \"two\" 2 \\u001b[31m\xEF\xBF\xBD";
         CHECK(n == 27 + sizeof(want) - 1 && memcmp(out->data + 27, want, sizeof(want) - 1) == 0);
         CHECK(strlen(end + 1) > 27);
         CHECK_STR(end + 1 + 27, " warn main net req=r-7 x\n");
@@ -80,8 +82,8 @@ static void test_json_and_cut(struct bt_buf *out)
     BT_LOG(BT_LOG_ERROR, big, big, "%s", big);
     bt_log_trace("m", "%s", big);
     capture_end(out);
-    CHECK(strstr(out->data, "\"level\":\"debug\",\"thread\":\"main\",\"module\":\"m\",\"req\":\"a\\\"b\",\"text\":\"t\\\\\"}\n") !=
-          NULL);
+    CHECK(strstr(out->data, "\"level\":\"debug\",\"thread\":\"main\",\"module\":\"m\",\"req\":"
+                            "\"a\\\"b\",\"text\":\"t\\\\\"}\n") != NULL);
     unsigned lines = 0;
     for (const char *p = out->data; *p != '\0'; lines++) {
         const char *end = strchr(p, '\n');
@@ -99,14 +101,15 @@ static void *log_many(void *arg)
 {
     bt_log_thread(arg);
     for (int i = 0; i < 500; i++) {
-        bt_log_info("mod", "0123456789012345678901234567890123456789012345678901234567890123456789");
+        bt_log_info("mod",
+                    "0123456789012345678901234567890123456789012345678901234567890123456789");
     }
     return NULL;
 }
 
 static void test_threads(struct bt_buf *out)
 {
-    static char names[4][4] = { "t0", "t1", "t2", "t3" };
+    static char names[4][4] = {"t0", "t1", "t2", "t3"};
     pthread_t threads[4];
     bt_log_setup(BT_LOG_INFO, BT_LOG_TEXT);
     capture_start();
@@ -120,14 +123,15 @@ static void test_threads(struct bt_buf *out)
     size_t line = out->len / 2000;
     unsigned bad = out->len % 2000 != 0;
     for (size_t i = 0; i < 2000 && bad == 0; i++) {
-        bad += out->data[(i + 1) * line - 1] != '\n' || memchr(out->data + i * line, '\n', line - 1) != NULL;
+        bad += out->data[(i + 1) * line - 1] != '\n' ||
+               memchr(out->data + i * line, '\n', line - 1) != NULL;
     }
     CHECK_EQ(bad, 0);
 }
 
 int main(void)
 {
-    struct bt_buf out = { 0 };
+    struct bt_buf out = {0};
     test_text(&out);
     test_json_and_cut(&out);
     test_threads(&out);

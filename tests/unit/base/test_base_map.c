@@ -14,7 +14,7 @@ static void test_hash(void)
     CHECK(bt_hash64("0123456789abcdefghijklmnopqrstuvwxyz", 36, 7) == UINT64_C(0xED8E236AAE01DA67));
 
     /* One flipped bit changes about half of the result, at every length and place. */
-    unsigned char s[40] = { 0 };
+    unsigned char s[40] = {0};
     double worst_low = 64, worst_high = 0;
     for (size_t n = 1; n <= sizeof(s); n++) {
         uint64_t h = bt_hash64(s, n, 0);
@@ -30,7 +30,7 @@ static void test_hash(void)
     }
     CHECK(worst_low > 24 && worst_high < 40);
 
-    unsigned char a[64] = { 0 }, b[64] = { 0 };
+    unsigned char a[64] = {0}, b[64] = {0};
     bt_random_bytes(a, sizeof(a));
     bt_random_bytes(b, sizeof(b));
     CHECK(memcmp(a, b, sizeof(a)) != 0);

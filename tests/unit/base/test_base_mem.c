@@ -1,4 +1,5 @@
-/* Heap, arena, buffer and status: limits, overflow, and what is left behind when memory runs out. */
+/* Heap, arena, buffer and status: limits, overflow, and what is left behind when memory runs out.
+ */
 
 #include "base/arena.h"
 #include "base/buf.h"
@@ -131,7 +132,7 @@ static void test_arena(void)
 static void test_buf(void)
 {
     size_t before = bt_test_live_bytes();
-    struct bt_buf b = { 0 };
+    struct bt_buf b = {0};
     CHECK(bt_buf_add(&b, NULL, 0));
     CHECK_STR(b.data, "");
     CHECK(bt_buf_adds(&b, "abc") && bt_buf_addc(&b, 'd') && bt_buf_addf(&b, "%03d", 7));
@@ -176,7 +177,7 @@ static void test_buf(void)
 
 static void test_err(void)
 {
-    struct bt_err e = { 0 };
+    struct bt_err e = {0};
     CHECK_EQ(bt_err_set(NULL, BT_ERR_IO, "x"), BT_ERR_IO);
     CHECK_EQ(bt_err_prefix(NULL, "x"), BT_OK);
     CHECK_EQ(bt_err_set(&e, BT_ERR_INVALID, "field %d", 3), BT_ERR_INVALID);

@@ -20,17 +20,24 @@ struct cfg {
 };
 
 static const struct bt_opt opts[] = {
-    { "listen", BT_OPT_STR, offsetof(struct cfg, listen), "127.0.0.1:0", 0, 0, NULL, "HOST:PORT", "Address for clients." },
-    { "chunk-tokens", BT_OPT_U32, offsetof(struct cfg, chunk), "512", 1, 4096, NULL, NULL, "Tokens a chunk." },
-    { "big", BT_OPT_U64, offsetof(struct cfg, big), NULL, 0, 0, NULL, NULL, "A large number." },
-    { "kv-bytes", BT_OPT_SIZE, offsetof(struct cfg, kv_bytes), "1MiB", 4096, 1 << 30, NULL, NULL, "Bytes of KV." },
-    { "lease", BT_OPT_DURATION, offsetof(struct cfg, lease), "3s", 0, 0, NULL, NULL, "How long a lease lasts." },
-    { "ratio", BT_OPT_DOUBLE, offsetof(struct cfg, ratio), "0.1", -1, 1, NULL, NULL, "A ratio." },
-    { "warm", BT_OPT_BOOL, offsetof(struct cfg, warm), "true", 0, 0, NULL, NULL, "Warm up." },
-    { "cold", BT_OPT_BOOL, offsetof(struct cfg, cold), NULL, 0, 0, NULL, NULL, "Cold." },
-    { "no-quick", BT_OPT_BOOL, offsetof(struct cfg, no_quick), NULL, 0, 0, NULL, NULL, "Its own name begins with no-." },
-    { "backend", BT_OPT_ENUM, offsetof(struct cfg, backend), "cuda", 0, 0, "cpu|cuda|emulated", NULL, "Which backend." },
-    { "router", BT_OPT_LIST, offsetof(struct cfg, routers), NULL, 0, 0, NULL, "HOST:PORT", "Routers." },
+    {"listen", BT_OPT_STR, offsetof(struct cfg, listen), "127.0.0.1:0", 0, 0, NULL, "HOST:PORT",
+     "Address for clients."},
+    {"chunk-tokens", BT_OPT_U32, offsetof(struct cfg, chunk), "512", 1, 4096, NULL, NULL,
+     "Tokens a chunk."},
+    {"big", BT_OPT_U64, offsetof(struct cfg, big), NULL, 0, 0, NULL, NULL, "A large number."},
+    {"kv-bytes", BT_OPT_SIZE, offsetof(struct cfg, kv_bytes), "1MiB", 4096, 1 << 30, NULL, NULL,
+     "Bytes of KV."},
+    {"lease", BT_OPT_DURATION, offsetof(struct cfg, lease), "3s", 0, 0, NULL, NULL,
+     "How long a lease lasts."},
+    {"ratio", BT_OPT_DOUBLE, offsetof(struct cfg, ratio), "0.1", -1, 1, NULL, NULL, "A ratio."},
+    {"warm", BT_OPT_BOOL, offsetof(struct cfg, warm), "true", 0, 0, NULL, NULL, "Warm up."},
+    {"cold", BT_OPT_BOOL, offsetof(struct cfg, cold), NULL, 0, 0, NULL, NULL, "Cold."},
+    {"no-quick", BT_OPT_BOOL, offsetof(struct cfg, no_quick), NULL, 0, 0, NULL, NULL,
+     "Its own name begins with no-."},
+    {"backend", BT_OPT_ENUM, offsetof(struct cfg, backend), "cuda", 0, 0, "cpu|cuda|emulated", NULL,
+     "Which backend."},
+    {"router", BT_OPT_LIST, offsetof(struct cfg, routers), NULL, 0, 0, NULL, "HOST:PORT",
+     "Routers."},
 };
 
 static const struct bt_prog prog = {
@@ -57,7 +64,7 @@ static enum bt_status parse(const char *arg, ...)
     va_list ap;
     bt_opt_free(&prog, &cfg);
     memset(&cfg, 0, sizeof(cfg));
-    err = (struct bt_err){ 0 };
+    err = (struct bt_err){0};
     (void)snprintf(store[0], sizeof(store[0]), "baton-test");
     argv_now[0] = store[0];
     va_start(ap, arg);
@@ -97,8 +104,9 @@ static void test_defaults_and_types(void)
     CHECK_EQ(cfg.backend, 1);
     CHECK(cfg.routers == NULL);
 
-    CHECK_EQ(parse("--big=18446744073709551615", "--kv-bytes", "64KiB", "--lease", "1.5s", "--ratio=-1", "--no-warm",
-                   "--cold", "--backend=emulated", "--listen=--odd=x", NULL),
+    CHECK_EQ(parse("--big=18446744073709551615", "--kv-bytes", "64KiB", "--lease", "1.5s",
+                   "--ratio=-1", "--no-warm", "--cold", "--backend=emulated", "--listen=--odd=x",
+                   NULL),
              BT_OK);
     CHECK(cfg.big == UINT64_MAX);
     CHECK_EQ(cfg.kv_bytes, 65536);
@@ -106,10 +114,12 @@ static void test_defaults_and_types(void)
     CHECK(cfg.ratio == -1 && !cfg.warm && cfg.cold);
     CHECK_EQ(cfg.backend, 2);
     CHECK_STR(cfg.listen, "--odd=x");
-    CHECK_EQ(parse("--ratio", "-0.5", "--no-quick", "--warm=off", "--cold=1", "--listen=", NULL), BT_OK);
+    CHECK_EQ(parse("--ratio", "-0.5", "--no-quick", "--warm=off", "--cold=1", "--listen=", NULL),
+             BT_OK);
     CHECK(cfg.ratio == -0.5 && cfg.no_quick && !cfg.warm && cfg.cold);
     CHECK_STR(cfg.listen, "");
-    CHECK_EQ(parse("--chunk-tokens", "1", "--chunk-tokens", "4096", NULL), BT_OK); /* the last one counts */
+    CHECK_EQ(parse("--chunk-tokens", "1", "--chunk-tokens", "4096", NULL),
+             BT_OK); /* the last one counts */
     CHECK_EQ(cfg.chunk, 4096);
 }
 
@@ -117,11 +127,12 @@ static void test_positionals(void)
 {
     CHECK_EQ(parse("a", "--big", "1", "-", "--cold", "b", "--", "--listen", "-x", NULL), BT_OK);
     CHECK_EQ(res.n_positional, 5);
-    static const char *const want[] = { "a", "-", "b", "--listen", "-x" };
+    static const char *const want[] = {"a", "-", "b", "--listen", "-x"};
     for (int i = 0; i < 5; i++) {
         CHECK_STR(res.positional[i], want[i]);
     }
-    static const char *const moved[] = { "baton-test", "--big", "1", "--cold", "--", "a", "-", "b", "--listen", "-x" };
+    static const char *const moved[] = {"baton-test", "--big", "1", "--cold",   "--",
+                                        "a",          "-",     "b", "--listen", "-x"};
     for (int i = 0; i < 10; i++) {
         CHECK_STR(argv_now[i], moved[i]);
     }
@@ -132,7 +143,7 @@ static void test_positionals(void)
     struct bt_prog strict = prog;
     strict.positionals = false;
     char name[] = "t", arg[] = "stray";
-    char *argv[] = { name, arg, NULL };
+    char *argv[] = {name, arg, NULL};
     CHECK_EQ(bt_opt_parse(&strict, 2, argv, &cfg, &res, &err), BT_ERR_INVALID);
     CHECK(strstr(err.msg, "stray: unexpected argument") != NULL);
 }
@@ -238,8 +249,9 @@ static void file_fails(const char *text, const char *want)
 static void test_file(void)
 {
     CHECK_EQ(parse("--config",
-                   write_config("# comment\r\n\n  chunk-tokens=7   # seven\r\n\tlisten = a#b  \nbig =  9\n"
-                                "router = \" x # \\\"y\\\\ \" # more\nwarm = no"),
+                   write_config(
+                       "# comment\r\n\n  chunk-tokens=7   # seven\r\n\tlisten = a#b  \nbig =  9\n"
+                       "router = \" x # \\\"y\\\\ \" # more\nwarm = no"),
                    NULL),
              BT_OK);
     CHECK_EQ(cfg.chunk, 7);
@@ -310,7 +322,7 @@ static void capture_end(struct bt_buf *out)
 
 static void test_output(void)
 {
-    struct bt_buf out = { 0 };
+    struct bt_buf out = {0};
     capture_start();
     CHECK_EQ(parse("--nope", "--help", NULL), BT_OK);
     capture_end(&out);
@@ -319,8 +331,9 @@ static void test_output(void)
     for (size_t i = 0; i < prog.n_opts; i++) {
         CHECK(strstr(out.data, opts[i].name) != NULL && strstr(out.data, opts[i].help) != NULL);
     }
-    static const char *const parts[] = { "[env: BATON_CHUNK_TOKENS]", "[default: 512]", "--[no-]warm", "--log-level LEVEL",
-                                         "Example:\n  baton-test --warm\n", "--listen HOST:PORT" };
+    static const char *const parts[] = {
+        "[env: BATON_CHUNK_TOKENS]",       "[default: 512]",    "--[no-]warm", "--log-level LEVEL",
+        "Example:\n  baton-test --warm\n", "--listen HOST:PORT"};
     for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
         CHECK(strstr(out.data, parts[i]) != NULL);
     }
@@ -336,10 +349,10 @@ static void test_output(void)
     CHECK_STR(out.data, "baton-test " BT_VERSION "\n");
 
     /* What --dump-config prints reads back as the same configuration. */
-    struct bt_buf again = { 0 };
+    struct bt_buf again = {0};
     capture_start();
-    CHECK_EQ(parse("--dump-config", "--listen= a \"#\\ b\n", "--ratio=0.30000000000000004", "--lease=1500ms", "--cold",
-                   "--kv-bytes=5000", "--log-level=warn", NULL),
+    CHECK_EQ(parse("--dump-config", "--listen= a \"#\\ b\n", "--ratio=0.30000000000000004",
+                   "--lease=1500ms", "--cold", "--kv-bytes=5000", "--log-level=warn", NULL),
              BT_OK);
     capture_end(&out);
     CHECK(res.exit_now);
@@ -367,8 +380,9 @@ static void test_units(void)
     CHECK(bt_parse_size("1.5GiB", &v) == BT_OK && v == UINT64_C(1610612736));
     CHECK(bt_parse_size("2 MiB", &v) == BT_OK && v == 2 << 20);
     CHECK(bt_parse_size("18446744073709551615", &v) == BT_OK && v == UINT64_MAX);
-    static const char *const bad[] = { "", " 1", "1k", "1kib", "KiB", "18446744073709551616", "16777216TiB", "1.", "1.x",
-                                       ".5", "1e3", "-1", "1KiB ", "1.0000000001" };
+    static const char *const bad[] = {
+        "",    " 1", "1k",  "1kib", "KiB",   "18446744073709551616", "16777216TiB", "1.",
+        "1.x", ".5", "1e3", "-1",   "1KiB ", "1.0000000001"};
     v = 77;
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
         CHECK_EQ(bt_parse_size(bad[i], &v), BT_ERR_INVALID);

@@ -1,4 +1,5 @@
-/* The ring: order, full and empty, time-outs, and several producers against one waiting consumer. */
+/* The ring: order, full and empty, time-outs, and several producers against one waiting consumer.
+ */
 
 #include <pthread.h>
 #include "base/clock.h"
@@ -69,7 +70,7 @@ static void *produce(void *arg)
 {
     struct producer *p = arg;
     for (uint32_t i = 0; i < N_EACH; i++) {
-        struct msg m = { .from = p->id, .number = i };
+        struct msg m = {.from = p->id, .number = i};
         memset(m.pad, (int)((p->id + i) & 0xFF), sizeof(m.pad));
         while (!bt_ring_push(p->ring, &m)) {
             (void)sched_yield();
@@ -83,12 +84,12 @@ static void test_threads(void)
     struct bt_ring *r = NULL;
     struct producer producers[N_PRODUCERS];
     pthread_t threads[N_PRODUCERS];
-    uint32_t next[N_PRODUCERS] = { 0 };
+    uint32_t next[N_PRODUCERS] = {0};
     unsigned bad = 0;
 
     CHECK_EQ(bt_ring_create(sizeof(struct msg), 64, &r), BT_OK);
     for (uint32_t i = 0; i < N_PRODUCERS; i++) {
-        producers[i] = (struct producer){ .ring = r, .id = i };
+        producers[i] = (struct producer){.ring = r, .id = i};
         CHECK_EQ(pthread_create(&threads[i], NULL, produce, &producers[i]), 0);
     }
     for (unsigned n = 0; n < N_PRODUCERS * N_EACH; n++) {

@@ -27,13 +27,13 @@ static void test_all_scalars(void)
 static void test_invalid(void)
 {
     static const char *const wrong[] = {
-        "\x80",             /* continuation alone */
+        "\x80", /* continuation alone */
         "\xBF",
-        "\xC0\x80",         /* overlong NUL */
+        "\xC0\x80", /* overlong NUL */
         "\xC1\xBF",
-        "\xE0\x80\x80",     /* overlong, three bytes */
+        "\xE0\x80\x80", /* overlong, three bytes */
         "\xE0\x9F\xBF",
-        "\xED\xA0\x80",     /* surrogates */
+        "\xED\xA0\x80", /* surrogates */
         "\xED\xBF\xBF",
         "\xF0\x80\x80\x80", /* overlong, four bytes */
         "\xF0\x8F\xBF\xBF",
@@ -41,7 +41,7 @@ static void test_invalid(void)
         "\xF5\x80\x80\x80",
         "\xFE",
         "\xFF",
-        "\xC3\x28",         /* no continuation */
+        "\xC3\x28", /* no continuation */
         "\xE2\x82\x28",
         "\xF0\x9F\x98\x28",
     };
@@ -81,10 +81,11 @@ static void test_complete(void)
 
 static void test_json(void)
 {
-    struct bt_buf b = { 0 };
+    struct bt_buf b = {0};
     static const char text[] = "a\"b\\c\n\r\t\b\f\x01\x7F/\xC3\xA9\xF0\x9F\x98\x80\0z";
     CHECK(bt_buf_add_json_str(&b, text, sizeof(text) - 1));
-    CHECK_STR(b.data, "\"a\\\"b\\\\c\\n\\r\\t\\b\\f\\u0001\\u007f/\xC3\xA9\xF0\x9F\x98\x80\\u0000z\"");
+    CHECK_STR(b.data,
+              "\"a\\\"b\\\\c\\n\\r\\t\\b\\f\\u0001\\u007f/\xC3\xA9\xF0\x9F\x98\x80\\u0000z\"");
     bt_buf_clear(&b);
     CHECK(bt_buf_add_json_str(&b, "x\xFFy\xE2\x82", 5));
     CHECK_STR(b.data, "\"x\xEF\xBF\xBDy\xEF\xBF\xBD\xEF\xBF\xBD\"");
