@@ -1,0 +1,44 @@
+#ifndef BT_NODE_ROUTER_LINK_H
+#define BT_NODE_ROUTER_LINK_H
+
+/* Sessions from a daemon to every router: dials each address that the given names resolve to, says hello, sends load
+ * reports as heartbeats, hands decoded messages up, and dials again with growing pauses after a loss. Loop thread. */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include "base/buf.h"
+#include "base/status.h"
+#include "proto/session.h"
+
+struct bt_router_link;
+struct bt_net_loop;
+
+struct bt_router_link_opts {
+    const char *routers;     /* "HOST:PORT[,HOST:PORT…]"; borrowed until destroy */
+    struct bt_msg_hello hello; /* strings borrowed until destroy */
+    uint64_t heartbeat_ns;
+    uint64_t lease_ns; /* silence of a router after which its session is given up */
+    void *arg;
+    /* Fills in the load to report now; what it points to is borrowed until the call after returns. */
+    void (*load)(void *arg, struct bt_msg_load *out);
+    void (*on_up)(void *arg, uint32_t router);   /* welcomed */
+    void (*on_lost)(void *arg, uint32_t router); /* after on_up, once */
+    void (*on_message)(void *arg, uint32_t router, const struct bt_from_router *m); /* not welcome, not heartbeat */
+};
+
+#define BT_ROUTERS_MAX 64u
+
+/* BT_ERR_INVALID: a router address does not parse; err names it. */
+enum bt_status bt_router_link_create(struct bt_net_loop *l, const struct bt_router_link_opts *opts,
+                                     struct bt_router_link **out, struct bt_err *err) BT_NODISCARD;
+/* Ends all sessions; no callback runs any more. */
+void bt_router_link_destroy(struct bt_router_link *r);
+/* Ignored if that session is not up. */
+void bt_router_link_send(struct bt_router_link *r, uint32_t router, const struct bt_from_daemon *m);
+void bt_router_link_send_all(struct bt_router_link *r, const struct bt_from_daemon *m);
+/* From now on: load reports, no new sessions; each router is told that this node drains. */
+void bt_router_link_drain(struct bt_router_link *r);
+uint32_t bt_router_link_up(const struct bt_router_link *r); /* sessions up */
+
+#endif
