@@ -37,7 +37,8 @@ struct bt_kweight; /* a matrix [n_rows N, n_cols K], packed for the device */
 
 struct bt_k_opts {
     uint32_t n_threads;   /* 0: bt_cpus_usable() */
-    const char *isa;      /* CPU: NULL or "auto", "plain", "avx2", "avx512"; unknown or absent on this CPU: error */
+    const char *isa;      /* CPU: NULL or "auto", "plain", "avx2", "avx512"; unknown or absent on this CPU: error.
+                             "plain-libm": plain C without fused instructions, for tests and other machines */
     uint32_t device;      /* index among devices; CPU: 0 */
 };
 

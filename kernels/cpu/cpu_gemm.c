@@ -1,0 +1,54 @@
+/* Matrix products: cuts the output into rectangles and hands them to the threads. Every rectangle computes whole sums, so
+ * the cut (and the number of threads) cannot change a bit. The arithmetic is in isa_gemm.inc. */
+
+#include "kernels/cpu/cpu_int.h"
+
+struct gemm_run {
+    struct cpu_gemm g;
+    const struct cpu_isa *isa;
+    const struct cpu_ctx *ctx;
+    uint32_t row_step, n_row_tasks, panel_step;
+};
+
+static void gemm_task(void *arg, uint32_t task, uint32_t thread)
+{
+    const struct gemm_run *r = arg;
+    uint32_t row0 = task % r->n_row_tasks * r->row_step, panel0 = task / r->n_row_tasks * r->panel_step;
+    uint32_t n_panels = r->g.w->n_panels;
+    uint32_t row1 = r->g.n_rows - row0 < r->row_step ? r->g.n_rows : row0 + r->row_step;
+    uint32_t panel1 = n_panels - panel0 < r->panel_step ? n_panels : panel0 + r->panel_step;
+
+    if (r->g.n_rows <= CPU_GEMV_ROWS) {
+        r->isa->gemv(&r->g, panel0, panel1);
+    } else {
+        r->isa->gemm(&r->g, row0, row1, panel0, panel1, cpu_scratch(r->ctx, thread));
+    }
+}
+
+void cpu_gemm(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ldx, const struct bt_kweight *weight,
+              const float *bias, uint32_t n_rows)
+{
+    const struct cpu_ctx *c = cpu_of(k);
+    const struct cpu_weight *w = cpu_weight_of(weight);
+
+    BT_ASSERT(w->packed != NULL && ldy >= w->n_rows && ldx >= w->n_cols);
+    if (n_rows == 0) {
+        return;
+    }
+    struct gemm_run run = {
+        .g = {.y = y, .x = x, .ldy = ldy, .ldx = ldx, .w = w, .bias = bias, .n_rows = n_rows}, .isa = c->isa, .ctx = c};
+    uint32_t row_tasks = (n_rows + CPU_GEMM_ROWS - 1) / CPU_GEMM_ROWS;
+
+    run.row_step = ((n_rows + row_tasks - 1) / row_tasks + 11) / 12 * 12;
+    run.n_row_tasks = (n_rows + run.row_step - 1) / run.row_step;
+
+    /* A few tasks per thread, so that a thread that lost its core does not hold up the rest; not too small, because a
+     * task packs its rows of x again, and a quarter of it should be a long stream. */
+    const size_t work_min = 64 * 1024;
+    size_t work = (size_t)n_rows * w->n_cols * w->n_rows;
+    uint32_t panel_tasks = (c->n_threads * 4 + run.n_row_tasks - 1) / run.n_row_tasks;
+    panel_tasks = work / panel_tasks < work_min ? (uint32_t)(work / work_min) + 1 : panel_tasks;
+    run.panel_step = (w->n_panels + panel_tasks - 1) / panel_tasks;
+    run.panel_step = c->n_threads == 1 ? w->n_panels : run.panel_step < 4 ? 4 : (run.panel_step + 1) / 2 * 2;
+    bt_pool_run(c->pool, gemm_task, &run, run.n_row_tasks * ((w->n_panels + run.panel_step - 1) / run.panel_step));
+}

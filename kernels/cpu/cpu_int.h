@@ -1,0 +1,172 @@
+#ifndef BT_KERNELS_CPU_INT_H
+#define BT_KERNELS_CPU_INT_H
+
+/* Inside of the CPU backend: the context, packed weights, and the table of kernels that each instruction set fills in.
+ *
+ * Packed weight: panels of 16 rows of the matrix (16 output features), padded with zeros; inside a panel k runs
+ * slowest, and the 16 outputs lie side by side, one per SIMD lane. 32 consecutive k make a block:
+ *   f32, f16        [k][16] values
+ *   bf16            [k / 2][16] pairs: the even k in the low half of a 32-bit word (odd K: a last half pair)
+ *   q4_0            f16 d[16]; words[4][16]
+ *   q4_1            f16 d[16], m[16]; words[4][16]
+ *   q8_0            f16 d[16]; int8 q[32][16]
+ *   q4_k            per 256: f16 d[16], dmin[16]; then 8 blocks of uint8 sc[16], m[16]; words[4][16]
+ *   q6_k            per 256: f16 d[16]; then 8 blocks of int8 sc[2][16]; int8 q[32][16]
+ * words[i][c], byte j: the low nibble is q of k = 4i + j, the high one of k = 16 + 4i + j. */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include "base/assert.h"
+#include "kernels/backend_int.h"
+#include "kernels/cpu/cpu_pool.h"
+
+#define CPU_PANEL       16U
+#define CPU_BLOCK       32U  /* k values in a block */
+#define CPU_SUPER       256U /* k values in a superblock of the K formats */
+#define CPU_GEMV_ROWS   4U   /* up to so many rows: straight from the packed panels */
+#define CPU_GEMM_ROWS   240U /* rows of x in one task; a multiple of every tile height */
+#define CPU_KB          256U /* k values expanded at a time; a multiple of CPU_SUPER */
+#define CPU_HEAD_DIM_MAX 512U
+#define CPU_ATTN_ROWS   32U  /* query rows (token, head) in one attention tile */
+#define CPU_ATTN_KEYS   64U  /* keys in a block of the online softmax, aligned at absolute positions */
+#define CPU_THREADS_MAX 1024U
+
+/* Floats of per-thread scratch: packed rows of x for one or more K-blocks, and expanded panels. */
+#define CPU_SCRATCH_A (CPU_GEMM_ROWS * CPU_KB * 2U)
+#define CPU_SCRATCH_B (CPU_KB * CPU_PANEL * 2U)
+#define CPU_SCRATCH_GEMM (CPU_SCRATCH_A + CPU_SCRATCH_B)
+/* q, accumulators, scores, one block of K or V. */
+#define CPU_SCRATCH_ATTN                                                                                               \
+    (2U * CPU_ATTN_ROWS * CPU_HEAD_DIM_MAX + CPU_ATTN_ROWS * CPU_ATTN_KEYS + CPU_ATTN_KEYS * CPU_HEAD_DIM_MAX)
+#define CPU_SCRATCH (CPU_SCRATCH_GEMM > CPU_SCRATCH_ATTN ? CPU_SCRATCH_GEMM : CPU_SCRATCH_ATTN)
+
+struct cpu_weight {
+    struct bt_kweight base;
+    enum bt_dtype dtype;
+    uint32_t n_rows, n_cols; /* N, K */
+    uint32_t n_panels;
+    size_t panel_bytes;
+    uint8_t *packed; /* NULL: not for gemm */
+    size_t packed_bytes;
+    const uint8_t *raw; /* the mapped rows; NULL: not for embed */
+    size_t raw_row_bytes;
+};
+
+/* y[M, N] = x · wᵀ + bias; the kernels below compute a rectangle of it. */
+struct cpu_gemm {
+    float *y;
+    const float *x;
+    size_t ldy, ldx;
+    const struct cpu_weight *w;
+    const float *bias;
+    uint32_t n_rows;
+};
+
+/* Query rows that share one key-value head; they need not be neighbours. */
+struct cpu_attn_tile {
+    const struct bt_k_attn *a;
+    const struct bt_k_kv *kv;
+    const uint32_t *pages;
+    uint32_t kv_head;
+    uint32_t n_rows; /* <= CPU_ATTN_ROWS */
+    struct {
+        const float *q;
+        float *out;
+        uint32_t pos;
+    } rows[CPU_ATTN_ROWS];
+};
+
+struct cpu_isa {
+    const char *name;
+    /* Rows 0 … n_rows - 1 (at most CPU_GEMV_ROWS), panels [p0, p1). */
+    void (*gemv)(const struct cpu_gemm *g, uint32_t p0, uint32_t p1);
+    /* Rows [r0, r1) (at most CPU_GEMM_ROWS), panels [p0, p1). scratch: CPU_SCRATCH_GEMM floats. */
+    void (*gemm)(const struct cpu_gemm *g, uint32_t r0, uint32_t r1, uint32_t p0, uint32_t p1, float *scratch);
+    /* scratch: CPU_SCRATCH_ATTN floats. */
+    void (*attention)(const struct cpu_attn_tile *t, float *scratch);
+    void (*rmsnorm)(float *y, const float *x, const float *w, float w_offset, float eps, uint32_t dim);
+    /* One head, rot_dim values. */
+    void (*rope)(float *x, const float *cos, const float *sin, uint32_t rot_dim, bool interleaved);
+    /* n values to dtype (F32, F16, BF16). */
+    void (*round_store)(void *dst, const float *src, uint32_t n, enum bt_dtype dtype);
+    void (*glu)(float *y, const float *gate, const float *up, uint32_t n, enum bt_k_act act);
+    void (*add)(float *y, const float *x, uint32_t n);                 /* y += x */
+    void (*madd)(float *y, const float *x, float a, uint32_t n);      /* y = fma(a, x, y) */
+    void (*softcap)(float *x, float cap, uint32_t n);
+    void (*softmax)(float *y, const float *x, uint32_t n);
+};
+
+extern const struct cpu_isa cpu_isa_plain, cpu_isa_plain_fma, cpu_isa_avx2, cpu_isa_avx512;
+
+struct cpu_ctx {
+    struct bt_kctx base;
+    const struct cpu_isa *isa;
+    struct bt_pool *pool;
+    uint32_t n_threads;
+    float *scratch; /* [n_threads][CPU_SCRATCH] */
+    size_t scratch_bytes;
+    float *moe; /* activations of the experts, grown on first use */
+    size_t moe_bytes;
+    enum bt_status fault; /* what sync reports */
+};
+
+static inline struct cpu_ctx *cpu_of(struct bt_kctx *k)
+{
+    return (struct cpu_ctx *)(void *)k;
+}
+
+static inline const struct cpu_weight *cpu_weight_of(const struct bt_kweight *w)
+{
+    return (const struct cpu_weight *)(const void *)w;
+}
+
+static inline float *cpu_scratch(const struct cpu_ctx *c, uint32_t thread)
+{
+    return c->scratch + (size_t)thread * CPU_SCRATCH;
+}
+
+/* Bytes of a panel of K columns. */
+size_t cpu_panel_bytes(enum bt_dtype dtype, uint32_t n_cols);
+/* n values of a raw row, from the first block on, to f32. n: a multiple of the block size. */
+void cpu_dequant(float *y, const uint8_t *raw, enum bt_dtype dtype, uint32_t n);
+float cpu_f16_to_f32(uint16_t h);
+/* Scale and minimum (6 bits each) of sub-block s of a q4_k block, from its 12 bytes. */
+void cpu_q4_k_scale(const uint8_t *scales, uint32_t s, uint8_t *scale, uint8_t *min);
+/* The 256 quants, -32 … 31, of a q6_k block, in order. */
+void cpu_q6_k_values(const uint8_t *p, int8_t q[256]);
+
+/* Calls fn(arg, first, last) for ranges of 0 … n - 1, in parallel if n * item_cost (roughly: floats touched) is worth it. */
+typedef void cpu_range_fn(void *arg, uint32_t first, uint32_t last);
+void cpu_for_range(struct cpu_ctx *c, uint32_t n, size_t item_cost, cpu_range_fn *fn, void *arg);
+
+/* Memory of whole pages, zeroed, mapped lazily. NULL: out of memory. */
+void *cpu_map(size_t bytes) BT_NODISCARD;
+void cpu_unmap(void *p, size_t bytes);
+
+/* The entries of the backend's table. */
+enum bt_status cpu_weight_create(struct bt_kctx *k, const struct bt_k_weight_desc *desc, struct bt_kweight **out,
+                                 struct bt_err *err);
+void cpu_weight_destroy(struct bt_kctx *k, struct bt_kweight *w);
+void cpu_embed(struct bt_kctx *k, float *y, const struct bt_kweight *table, const uint32_t *ids, uint32_t n_ids,
+               float scale);
+void cpu_gemm(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ldx, const struct bt_kweight *w,
+              const float *bias, uint32_t n_rows);
+void cpu_rmsnorm(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ldx, const float *w, float w_offset,
+                 float eps, uint32_t n_rows, uint32_t n_sub, uint32_t dim);
+void cpu_rope(struct bt_kctx *k, float *x, size_t ldx, const float *cos, const float *sin, uint32_t n_rows,
+              uint32_t n_heads, uint32_t head_dim, uint32_t rot_dim, bool interleaved);
+void cpu_kv_store(struct bt_kctx *k, const struct bt_k_kv *kv, const float *key, size_t ldk, const float *value,
+                  size_t ldv, const struct bt_k_span *spans, uint32_t n_spans);
+void cpu_attention(struct bt_kctx *k, const struct bt_k_attn *a, const struct bt_k_kv *kv,
+                   const struct bt_k_span *spans, uint32_t n_spans);
+void cpu_glu(struct bt_kctx *k, float *y, size_t ldy, const float *gate, size_t ldg, const float *up, size_t ldu,
+             uint32_t n_rows, uint32_t n_cols, enum bt_k_act act);
+void cpu_add(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ldx, uint32_t n_rows, uint32_t n_cols);
+void cpu_softcap(struct bt_kctx *k, float *x, size_t ldx, float cap, uint32_t n_rows, uint32_t n_cols);
+void cpu_gather_rows(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ldx, const uint32_t *rows,
+                     uint32_t n, uint32_t n_cols);
+void cpu_moe_ffn(struct bt_kctx *k, float *out, const float *x, const float *logits, const struct bt_k_moe *moe,
+                 uint32_t n_rows);
+
+#endif

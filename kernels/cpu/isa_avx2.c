@@ -1,0 +1,23 @@
+/* The kernels on AVX2: bit for bit those of isa_plain.c. Only called where the CPU has it. */
+
+#include "kernels/cpu/cpu_int.h"
+
+#define ISA_TABLE cpu_isa_avx2
+#define ISA_NAME "avx2"
+
+/* 6 x 16 outputs: 12 accumulators, two halves of a panel's row and two copies of x fill 16 registers. */
+#define GEMM_MR 6
+#define GEMM_NP 1
+#define GEMM_TILES(X) X(1, 1) X(2, 1) X(3, 1) X(4, 1) X(5, 1) X(6, 1)
+#define GEMM_TILE_TABLE {GEMM_TILES(TILE_ENTRY)}
+#define GEMV_NP 4
+#define GEMV_AHEAD 512
+#define ATTN_DOT_ROWS 1
+#define ATTN_PV_ROWS 2
+#define ATTN_PV_VECS 2
+#include "kernels/cpu/v16_avx2.inc"
+#include "kernels/cpu/isa_math.inc"
+#include "kernels/cpu/isa_rows.inc"
+#include "kernels/cpu/isa_gemm.inc"
+#include "kernels/cpu/isa_attention.inc"
+#include "kernels/cpu/isa_table.inc"

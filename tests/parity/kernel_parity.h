@@ -1,0 +1,113 @@
+#ifndef BT_TESTS_PARITY_KERNEL_PARITY_H
+#define BT_TESTS_PARITY_KERNEL_PARITY_H
+
+/* What the kernel parity tests share: one context per instruction set and thread count of this machine (the first is
+ * plain C on one thread), seeded random data, comparison of bits. */
+
+#include <stdbool.h>
+#include <stdlib.h>
+#include "base/mem.h"
+#include "kernels/backend.h"
+#include "tests/check.h"
+
+#define PK_MAX 10
+
+struct pk {
+    struct bt_kctx *k[PK_MAX];
+    const char *isa[PK_MAX];
+    uint32_t threads[PK_MAX];
+    int n;
+};
+
+static inline void pk_open(struct pk *p)
+{
+    static const struct {
+        const char *isa;
+        uint32_t threads;
+    } want[PK_MAX] = {{"plain", 1},  {"plain", 2},  {"plain-libm", 1}, {"avx2", 1},   {"avx2", 2},
+                      {"avx2", 3},   {"avx512", 1}, {"avx512", 2},     {"avx512", 3}, {"auto", 2}};
+
+    p->n = 0;
+    for (int i = 0; i < PK_MAX; i++) {
+        struct bt_k_opts o = {.isa = want[i].isa, .n_threads = want[i].threads};
+        struct bt_err err;
+        enum bt_status st = bt_k_create_cpu(&o, &p->k[p->n], &err);
+        if (st == BT_ERR_UNSUPPORTED) {
+            printf("not on this CPU: %s\n", want[i].isa);
+            continue;
+        }
+        CHECK_EQ(st, BT_OK);
+        p->isa[p->n] = want[i].isa;
+        p->threads[p->n++] = want[i].threads;
+    }
+}
+
+static inline void pk_close(struct pk *p)
+{
+    for (int i = 0; i < p->n; i++) {
+        bt_k_destroy(p->k[i]);
+    }
+}
+
+static uint64_t pk_seed = 0x9e3779b97f4a7c15U;
+
+static inline uint32_t pk_u32(void)
+{
+    pk_seed = pk_seed * 6364136223846793005U + 1442695040888963407U;
+    uint32_t x = (uint32_t)(pk_seed >> 32);
+    return x ^ x >> 15;
+}
+
+static inline float pk_uniform(float lo, float hi)
+{
+    return lo + (hi - lo) * (float)(pk_u32() >> 8) * 0x1p-24F;
+}
+
+static inline float *pk_floats(size_t n, float lo, float hi)
+{
+    float *p = bt_alloc(n * sizeof(float) + 64);
+    for (size_t i = 0; p != NULL && i < n; i++) {
+        p[i] = pk_uniform(lo, hi);
+    }
+    return p;
+}
+
+/* Equal bit for bit; says where and what not. */
+static inline bool pk_same(const char *what, const struct pk *p, int i, const float *got, const float *want, size_t n)
+{
+    bt_test_checks++;
+    for (size_t j = 0; j < n; j++) {
+        if (memcmp(&got[j], &want[j], sizeof(float)) != 0) {
+            bt_test_failures++;
+            fprintf(stderr, "%s: %s, %u threads: value %zu is %.9g, plain says %.9g\n", what, p->isa[i], p->threads[i],
+                    j, (double)got[j], (double)want[j]);
+            return false;
+        }
+    }
+    return true;
+}
+
+/* |got - want| <= atol + rtol |want| for all; says the worst. */
+static inline bool pk_near(const char *what, const float *got, const double *want, size_t n, double atol, double rtol)
+{
+    double worst = 0;
+    size_t at = 0;
+
+    bt_test_checks++;
+    for (size_t j = 0; j < n; j++) {
+        double e = fabs((double)got[j] - want[j]) / (atol + rtol * fabs(want[j]));
+        if (!(e <= worst)) {
+            worst = e;
+            at = j;
+        }
+    }
+    if (!(worst <= 1.0)) {
+        bt_test_failures++;
+        fprintf(stderr, "%s: value %zu is %.9g, want %.9g: %.2f times the tolerance\n", what, at, (double)got[at],
+                want[at], worst);
+        return false;
+    }
+    return true;
+}
+
+#endif

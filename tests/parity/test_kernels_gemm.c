@@ -1,0 +1,248 @@
+/* Matrix products and embeddings for every weight format: dequantisation against formulas written here from the format's
+ * description, sums against double precision, and equal bits on every instruction set, thread count and row count. */
+
+#include "tests/parity/kernel_parity.h"
+
+static double half_value(const uint8_t *p)
+{
+    uint32_t h = (uint32_t)p[0] | (uint32_t)p[1] << 8, exponent = h >> 10 & 31, fraction = h & 1023;
+    double v = exponent == 0 ? ldexp(fraction, -24) : ldexp(1024 + fraction, (int)exponent - 25);
+    return h >> 15 ? -v : v;
+}
+
+/* Value i of a row. */
+static double weight_value(enum bt_dtype t, const uint8_t *row, uint32_t i)
+{
+    const uint8_t *b = row + (size_t)(i / bt_dtype_block_values(t)) * bt_dtype_block_bytes(t);
+    uint32_t j = i % bt_dtype_block_values(t);
+    float f;
+
+    switch (t) {
+    case BT_DTYPE_F32:
+        memcpy(&f, b, 4);
+        return (double)f;
+    case BT_DTYPE_F16:
+        return half_value(b);
+    case BT_DTYPE_BF16: {
+        uint32_t bits = (uint32_t)b[0] << 16 | (uint32_t)b[1] << 24;
+        memcpy(&f, &bits, 4);
+        return (double)f;
+    }
+    case BT_DTYPE_Q4_0:
+        return half_value(b) * ((j < 16 ? b[2 + j] & 15 : b[2 + j - 16] >> 4) - 8);
+    case BT_DTYPE_Q4_1:
+        return half_value(b) * (j < 16 ? b[4 + j] & 15 : b[4 + j - 16] >> 4) + half_value(b + 2);
+    case BT_DTYPE_Q8_0:
+        return half_value(b) * (int8_t)b[2 + j];
+    case BT_DTYPE_Q4_K: {
+        /* 8 groups of 32: 6-bit scale and minimum each, packed into 12 bytes */
+        uint32_t g = j / 32;
+        const uint8_t *s = b + 4, *q = b + 16 + j / 64 * 32 + j % 32;
+        int scale = g < 4 ? s[g] & 63 : (s[g + 4] & 15) + 16 * (s[g - 4] >> 6);
+        int min = g < 4 ? s[g + 4] & 63 : (s[g + 4] >> 4) + 16 * (s[g] >> 6);
+        return half_value(b) * scale * (g % 2 ? *q >> 4 : *q & 15) - half_value(b + 2) * min;
+    }
+    default: {
+        /* q6_k: 128 bytes of low nibbles, 64 of high bit pairs, 16 int8 scales, d */
+        uint32_t half = j / 128, r = j % 128, quarter = r / 32, l = r % 32;
+        uint8_t low = b[64 * half + 32 * (quarter % 2) + l], high = b[128 + 32 * half + l];
+        int q = (quarter < 2 ? low & 15 : low >> 4) + 16 * (high >> 2 * quarter & 3) - 32;
+        return half_value(b + 208) * (int8_t)b[192 + j / 16] * q;
+    }
+    }
+}
+
+static void put_half(uint8_t *p)
+{
+    p[0] = (uint8_t)pk_u32();
+    p[1] = (uint8_t)(0x1c + pk_u32() % 8 + (pk_u32() & 128)); /* up to about 0.03, both signs */
+}
+
+static uint8_t *random_rows(enum bt_dtype t, uint32_t n, uint32_t k)
+{
+    size_t bytes = (size_t)n * k / bt_dtype_block_values(t) * bt_dtype_block_bytes(t);
+    uint8_t *w = bt_alloc(bytes + 8);
+
+    for (size_t i = 0; i < bytes; i++) {
+        w[i] = (uint8_t)pk_u32();
+    }
+    for (size_t i = 0; i < bytes; i += bt_dtype_block_bytes(t)) {
+        float f = pk_uniform(-1, 1);
+        switch (t) {
+        case BT_DTYPE_F32:
+            memcpy(w + i, &f, 4);
+            break;
+        case BT_DTYPE_BF16:
+            memcpy(w + i, (const uint8_t *)&f + 2, 2);
+            break;
+        case BT_DTYPE_F16:
+        case BT_DTYPE_Q4_0:
+        case BT_DTYPE_Q8_0:
+            put_half(w + i);
+            break;
+        case BT_DTYPE_Q6_K:
+            put_half(w + i + 208);
+            break;
+        default:
+            put_half(w + i);
+            put_half(w + i + 2);
+            break;
+        }
+    }
+    return w;
+}
+
+static struct bt_kweight *weight(struct bt_kctx *k, enum bt_dtype t, const void *data, uint32_t n_rows, uint32_t n_cols)
+{
+    struct bt_k_weight_desc d = {.dtype = t, .n_rows = n_rows, .n_cols = n_cols, .data = data, .for_gemm = true,
+                                 .for_embed = true};
+    struct bt_kweight *w = NULL;
+    CHECK_EQ(bt_k_weight_create(k, &d, &w, NULL), BT_OK);
+    return w;
+}
+
+/* y against double sums; tolerance from the sum of magnitudes. */
+static void check_sums(const char *what, enum bt_dtype t, const float *y, size_t ldy, const float *x, size_t ldx,
+                       const uint8_t *rows, const float *bias, uint32_t m_n, uint32_t n, uint32_t k)
+{
+    size_t row_bytes = (size_t)(k / bt_dtype_block_values(t)) * bt_dtype_block_bytes(t);
+    double worst = 0;
+
+    for (uint32_t j = 0; j < n; j++) {
+        double *w = bt_alloc(k * sizeof(double));
+        for (uint32_t i = 0; i < k; i++) {
+            w[i] = weight_value(t, rows + j * row_bytes, i);
+        }
+        for (uint32_t m = 0; m < m_n; m++) {
+            double sum = bias != NULL ? (double)bias[j] : 0, magnitude = 1e-20;
+            for (uint32_t i = 0; i < k; i++) {
+                sum += (double)x[m * ldx + i] * w[i];
+                magnitude += fabs((double)x[m * ldx + i] * w[i]);
+            }
+            double e = fabs((double)y[m * ldy + j] - sum) / magnitude;
+            worst = e > worst ? e : worst;
+        }
+        bt_free(w);
+    }
+    if (!(worst < 3e-6)) {
+        fprintf(stderr, "%s: relative error %g\n", what, worst);
+    }
+    CHECK(worst < 3e-6);
+}
+
+static void test_shape(const struct pk *p, enum bt_dtype t, uint32_t m, uint32_t n, uint32_t k, bool bias)
+{
+    const size_t ldx = k + 3, ldy = n + 5;
+    uint8_t *rows = random_rows(t, n, k);
+    float *x = pk_floats(m * ldx, -1, 1), *b = pk_floats(n, -1, 1);
+    float *want = pk_floats(m * ldy, -1, 1), *y = pk_floats(m * ldy, -1, 1);
+    char what[96];
+
+    snprintf(what, sizeof(what), "gemm %s m %u n %u k %u", bt_dtype_name(t), m, n, k);
+    for (int i = 0; i < p->n; i++) {
+        struct bt_kweight *w = weight(p->k[i], t, rows, n, k);
+        memcpy(y, want, m * ldy * sizeof(float)); /* the gap between rows must stay */
+        bt_k_gemm(p->k[i], i == 0 ? want : y, ldy, x, ldx, w, bias ? b : NULL, m);
+        if (i == 0) {
+            check_sums(what, t, want, ldy, x, ldx, rows, bias ? b : NULL, m, n, k);
+        } else {
+            pk_same(what, p, i, y, want, m * ldy);
+        }
+        /* Any run of rows alone gives the same bits. */
+        for (uint32_t r = 0, step = 1; r + step <= m && i != 2; r += step, step = step % 7 + 1) {
+            memcpy(y, want, m * ldy * sizeof(float));
+            bt_k_gemm(p->k[i], y + r * ldy, ldy, x + r * ldx, ldx, w, bias ? b : NULL, step);
+            if (!pk_same(what, p, i, y, want, m * ldy)) {
+                fprintf(stderr, "  rows %u + %u alone\n", r, step);
+                break;
+            }
+        }
+        bt_k_weight_destroy(p->k[i], w);
+    }
+    bt_free(rows);
+    bt_free(x);
+    bt_free(b);
+    bt_free(want);
+    bt_free(y);
+}
+
+/* Row j of the table is column j of a product with unit vectors, and both are the format's values. */
+static void test_values(const struct pk *p, enum bt_dtype t)
+{
+    const uint32_t n = 21, k = t <= BT_DTYPE_BF16 ? 37 : 512;
+    uint8_t *rows = random_rows(t, n, k);
+    size_t row_bytes = (size_t)(k / bt_dtype_block_values(t)) * bt_dtype_block_bytes(t);
+    float *unit = bt_calloc(k, k * sizeof(float)), *y = bt_alloc(k * n * sizeof(float)), *e = bt_alloc(n * k * 4);
+    uint32_t ids[21];
+
+    for (uint32_t i = 0; i < k; i++) {
+        unit[i * k + i] = 1.0F;
+    }
+    for (uint32_t j = 0; j < n; j++) {
+        ids[j] = n - 1 - j;
+    }
+    for (int i = 0; i < p->n; i++) {
+        struct bt_kweight *w = weight(p->k[i], t, rows, n, k);
+        bt_k_gemm(p->k[i], y, n, unit, k, w, NULL, k);
+        bt_k_embed(p->k[i], e, w, ids, n, 1.0F);
+        int bad = 0;
+        for (uint32_t j = 0; j < n; j++) {
+            for (uint32_t c = 0; c < k; c++) {
+                double want = weight_value(t, rows + j * row_bytes, c);
+                float f = y[c * n + j], g = e[(n - 1 - j) * k + c];
+                bad += !(f <= g && f >= g) || fabs((double)f - want) > 6.1e-8 * fabs(want) + 1e-9;
+            }
+        }
+        CHECK_EQ(bad, 0);
+        bt_k_embed(p->k[i], y, w, ids, 1, 0.5F);
+        CHECK_NEAR(y[3], 0.5 * (double)e[3], 0);
+        bt_k_weight_destroy(p->k[i], w);
+    }
+    bt_free(rows);
+    bt_free(unit);
+    bt_free(y);
+    bt_free(e);
+}
+
+static void test_bad_weights(struct bt_kctx *k)
+{
+    uint8_t data[512] = {0};
+    struct bt_kweight *w = NULL;
+    struct bt_err err = {0};
+    struct bt_k_weight_desc d = {.dtype = BT_DTYPE_Q4_0, .n_rows = 1, .n_cols = 48, .data = data, .for_gemm = true};
+
+    CHECK_EQ(bt_k_weight_create(k, &d, &w, &err), BT_ERR_INVALID);
+    CHECK(strstr(err.msg, "q4_0") != NULL);
+    d.n_cols = 0;
+    CHECK_EQ(bt_k_weight_create(k, &d, &w, &err), BT_ERR_INVALID);
+    d = (struct bt_k_weight_desc){.dtype = BT_DTYPE_COUNT, .n_rows = 1, .n_cols = 1, .data = data};
+    CHECK_EQ(bt_k_weight_create(k, &d, &w, &err), BT_ERR_UNSUPPORTED);
+    CHECK(w == NULL);
+}
+
+int main(void)
+{
+    struct pk p;
+
+    pk_open(&p);
+    for (int t = 0; t < BT_DTYPE_COUNT; t++) {
+        enum bt_dtype type = (enum bt_dtype)t;
+        bool plain = type <= BT_DTYPE_BF16;
+        test_values(&p, type);
+        for (uint32_t m = 1; m <= 26; m++) {
+            test_shape(&p, type, m, 16 + m * 7 % 41, plain ? 61 + m : 256, m % 2 == 0);
+        }
+        test_shape(&p, type, 70, 200, plain ? 545 : 768, true);
+        test_shape(&p, type, 2, 1, plain ? 1 : 256, false);
+        test_shape(&p, type, 9, 1, plain ? 2 : 256, false);
+        test_shape(&p, type, 1, 700, plain ? 300 : 256, false);
+        if (!plain && type <= BT_DTYPE_Q8_0) {
+            test_shape(&p, type, 5, 33, 32, false);
+            test_shape(&p, type, 13, 33, 288, false);
+        }
+    }
+    test_shape(&p, BT_DTYPE_BF16, 509, 48, 259, true); /* several tasks of rows */
+    test_bad_weights(p.k[0]);
+    pk_close(&p);
+    return bt_test_done();
+}
