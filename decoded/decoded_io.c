@@ -73,12 +73,6 @@ static void do_output(struct bt_decoded *d, const struct bt_dc_action *a)
     bt_node_output(d->node, a->router, &a->output);
 }
 
-/* The calls that end work are always taken: they fail only without memory, and then the process is lost anyway. */
-static void must(enum bt_status st)
-{
-    BT_ASSERT(st == BT_OK);
-}
-
 static enum bt_status do_action(struct bt_decoded *d, const struct bt_dc_action *a)
 {
     char t[9];
@@ -101,10 +95,10 @@ static enum bt_status do_action(struct bt_decoded *d, const struct bt_dc_action 
     case BT_DC_LAND_OPEN:
         return do_land_open(d, a);
     case BT_DC_LAND_EXPECT:
-        must(bt_xfer_land_expect(d->node->xfer, a->ticket.b, a->generation, a->n_shares));
+        bt_node_must(bt_xfer_land_expect(d->node->xfer, a->ticket.b, a->generation, a->n_shares));
         break;
     case BT_DC_LAND_CLOSE:
-        must(bt_xfer_land_close(d->node->xfer, a->ticket.b, a->generation));
+        bt_node_must(bt_xfer_land_close(d->node->xfer, a->ticket.b, a->generation));
         break;
     case BT_DC_CONTROL:
         bt_node_control(d->node, a->peer, &a->control);

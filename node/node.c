@@ -121,6 +121,11 @@ void bt_node_control(struct bt_node *n, uint64_t conn, const struct bt_control *
     }
 }
 
+void bt_node_must(enum bt_status st)
+{
+    BT_ASSERT(st == BT_OK);
+}
+
 static void on_control(struct bt_node *n, const struct bt_xfer_event *ev)
 {
     struct bt_control m;

@@ -67,6 +67,9 @@ void bt_node_attempt_end(struct bt_node *n, uint32_t router, const struct bt_msg
 /* Sends a control message to a peer of the transfer room. A failure is logged: deadlines end what waited for it. */
 void bt_node_control(struct bt_node *n, uint64_t conn, const struct bt_control *m);
 
+/* For the transfer calls that end work: they fail only without memory, and then the process is lost anyway. */
+void bt_node_must(enum bt_status st);
+
 /* The transport that a connected peer uses, for load reports. text "": forget it. */
 void bt_node_set_transport(struct bt_node *n, uint64_t instance, const char *text);
 

@@ -139,7 +139,7 @@ static void do_action(struct bt_prefilld *p, const struct bt_pf_action *a)
         do_push(p, a);
         break;
     case BT_PF_PUSH_CANCEL:
-        (void)bt_xfer_push_cancel(p->node->xfer, a->ticket.b); /* fails only without memory: then the pushes run out */
+        bt_node_must(bt_xfer_push_cancel(p->node->xfer, a->ticket.b));
         break;
     case BT_PF_CONTROL:
         bt_node_control(p->node, a->peer, &a->control);
@@ -148,7 +148,7 @@ static void do_action(struct bt_prefilld *p, const struct bt_pf_action *a)
         do_connect(p, a);
         break;
     case BT_PF_DISCONNECT:
-        (void)bt_xfer_disconnect(p->node->xfer, a->peer); /* fails only without memory: the lease ends it */
+        bt_node_must(bt_xfer_disconnect(p->node->xfer, a->peer));
         break;
     case BT_PF_OUTPUT:
         do_output(p, a);
