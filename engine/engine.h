@@ -138,7 +138,9 @@ enum bt_status bt_engine_land(struct bt_engine *e, const struct bt_engine_req *r
                               struct bt_engine_landing *out, struct bt_err *err) BT_NODISCARD;
 /* The landed pages are full and `first` is the token that the prefill node sampled (index =
  * n_tokens - n_prompt of the land call): the sequence joins the running batch. If it should wait
- * for room in the batch it is queued. */
+ * for room in the batch it is queued. BT_ERR_NOT_FOUND: stale id. BT_ERR_INVALID: not landing, no
+ * such token, or a token that ends the answer (EOS, stop id, length); the sequence stays as it was.
+ */
 enum bt_status bt_engine_start(struct bt_engine *e, bt_seq_id seq,
                                uint32_t first_token) BT_NODISCARD;
 /* Counts a landing sequence's pages as quarantined (a receive may still be in flight) until
@@ -148,7 +150,8 @@ void bt_engine_quarantine(struct bt_engine *e, bt_seq_id seq);
  */
 void bt_engine_release(struct bt_engine *e, bt_seq_id seq);
 /* Marks a sequence cancelled so that step_interrupted may abandon the pass; may be called from
- * step_interrupted. The caller still releases it after the step. */
+ * step_interrupted. From then on it takes part in no step and no hook is called for it. The caller
+ * still releases it after the step. */
 void bt_engine_cancel(struct bt_engine *e, bt_seq_id seq);
 
 struct bt_engine_step_stats {
@@ -157,12 +160,16 @@ struct bt_engine_step_stats {
 };
 /* Runs one batched forward pass if there is work. *worked false: nothing to do, sleep until the
  * next call above. A sequence that finished (finish != NONE) or is held stays known until released.
- */
+ * stats is always filled. BT_ERR_DEVICE: nothing was delivered; the same pass would be tried again.
+ * Allocates nothing. */
 enum bt_status bt_engine_step(struct bt_engine *e, bool *worked,
                               struct bt_engine_step_stats *stats) BT_NODISCARD;
 
 struct bt_engine_load {
-    uint32_t n_waiting, n_running, n_held, n_landing;
+    uint32_t n_waiting;      /* without pages yet */
+    uint32_t n_running;      /* prefilling, decoding, or ready for room in the batch */
+    uint32_t n_held;         /* held or finished, not released yet */
+    uint32_t n_landing;      /* quarantined ones too */
     uint64_t waiting_tokens; /* prompt tokens not yet computed */
 };
 struct bt_engine_load bt_engine_load(const struct bt_engine *e);
