@@ -70,7 +70,7 @@ static void test_steps_allocate_nothing(void)
     struct bt_engine_opts o = drive_opts("fake:window", 4, 30, 8);
     struct drive d;
 
-    o.kv_bytes = 150 << 10; /* so small that some are preempted */
+    o.kv_bytes = 100 << 10; /* so small that some are preempted */
     drive_init(&d, drive_open(&o), NULL);
     for (uint32_t i = 0; i < 12; i++) {
         struct drive_run *r = drive_make(bt_engine_model(d.engine), 100 + i, 100, i);
