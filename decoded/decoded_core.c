@@ -564,7 +564,10 @@ static void job_try_run(struct bt_dc_core *c, struct dc_job *j, uint64_t now)
     act_control(c, j->conn, BT_CONTROL_DONE, &j->head.ticket)->generation = j->generation;
     act_job(c, BT_DC_ENGINE_BEGIN, j)->token = j->first.token;
     j->out = j->first;
-    act_output(c, j, j->first_index);
+    struct bt_msg_output *o = act_output(c, j, j->first_index);
+
+    o->has_stats = true; /* already here: the router ends an answer itself at a stop string */
+    o->stats = leg_stats(j, now);
 }
 
 static void on_handoff(struct bt_dc_core *c, struct dc_job *j, const struct bt_control *m, uint64_t now)
