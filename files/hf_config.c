@@ -21,6 +21,7 @@ struct bt_hf {
     struct bt_err first;
 };
 
+/* The value at a path, null included; NULL: no such key. */
 static json_t *lookup(json_t *root, const char *key)
 {
     json_t *v = root;
@@ -36,12 +37,19 @@ static json_t *lookup(json_t *root, const char *key)
         v = json_object_get(v, part);
         key += key[n] == '.' ? n + 1 : n;
     }
+    return v;
+}
+
+static json_t *set_value(json_t *root, const char *key)
+{
+    json_t *v = lookup(root, key);
+
     return json_is_null(v) ? NULL : v;
 }
 
 static json_t *get(const struct bt_hf *c, const char *key)
 {
-    return lookup(c->root, key);
+    return set_value(c->root, key);
 }
 
 static void fail_at(struct bt_hf *c, const char *path, enum bt_status st, const char *key, const char *text)
@@ -169,6 +177,11 @@ bool bt_hf_has(const struct bt_hf *c, const char *key)
 bool bt_hf_is_object(const struct bt_hf *c, const char *key)
 {
     return json_is_object(get(c, key));
+}
+
+bool bt_hf_is_null(const struct bt_hf *c, const char *key)
+{
+    return json_is_null(lookup(c->root, key));
 }
 
 static bool as_int(const json_t *v, int64_t *out)
@@ -306,7 +319,7 @@ int64_t bt_hf_array_int(struct bt_hf *c, const char *key, size_t i, int64_t min,
 size_t bt_hf_token_ids(struct bt_hf *c, const char *key, uint32_t *ids, size_t max)
 {
     const char *path = c->gen_path;
-    const json_t *v = lookup(c->gen, key);
+    const json_t *v = set_value(c->gen, key);
     size_t n = 0;
 
     if (v == NULL) {

@@ -30,6 +30,8 @@ void bt_hf_fail(struct bt_hf *c, enum bt_status st, const char *key, const char 
 
 bool bt_hf_has(const struct bt_hf *c, const char *key);
 bool bt_hf_is_object(const struct bt_hf *c, const char *key);
+/* The key is there and null: for the few fields whose default is not null. */
+bool bt_hf_is_null(const struct bt_hf *c, const char *key);
 
 /* Integers and integral reals. */
 int64_t bt_hf_int(struct bt_hf *c, const char *key, int64_t min, int64_t max, int64_t def);

@@ -35,6 +35,7 @@ static void test_values(void)
     CHECK_STR(bt_hf_str(c, "q", "d"), "d");
     CHECK(bt_hf_bool(c, "t", false) && bt_hf_bool(c, "q", true));
     CHECK(bt_hf_has(c, "o.in") && !bt_hf_has(c, "nil") && bt_hf_is_object(c, "o") && !bt_hf_is_object(c, "n"));
+    CHECK(bt_hf_is_null(c, "nil") && !bt_hf_is_null(c, "absent") && !bt_hf_is_null(c, "n"));
     CHECK_EQ(bt_hf_array_size(c, "list"), 2);
     CHECK_EQ(bt_hf_array_size(c, "nothing"), -1);
     CHECK_STR(bt_hf_array_str(c, "list", 1), "b");

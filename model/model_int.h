@@ -1,0 +1,169 @@
+#ifndef BT_MODEL_MODEL_INT_H
+#define BT_MODEL_MODEL_INT_H
+
+/* The inside of model/: a model's parsed configuration, its layers' weights, and what a family must provide. */
+
+#include "base/arena.h"
+#include "files/gguf.h"
+#include "files/hf_config.h"
+#include "files/safetensors.h"
+#include "model/model.h"
+#include "model/rope.h"
+
+enum {
+    BT_LAYERS_MAX = 1024,
+    BT_DIM_MAX = 1 << 17,
+    BT_VOCAB_MAX = 1 << 23,
+    BT_CONTEXT_MAX = 1 << 24,
+    BT_EXPERTS_MAX = 1024,
+    BT_HEAD_DIM_MAX = 1024,
+    BT_ROPES_MAX = 2,
+};
+
+/* What config.json or GGUF metadata says, in one vocabulary. Everything here enters the fingerprint. */
+struct bt_model_config {
+    uint32_t n_layers, dim, n_heads, n_kv_heads, head_dim, vocab, context;
+    uint32_t ffn_dim;
+    uint32_t n_experts, n_experts_used, expert_ffn_dim; /* 0 experts: dense */
+    bool norm_topk;
+    enum bt_k_act act;
+    double rms_eps;
+    float norm_offset;   /* added to every norm weight: 1 where files store w - 1 */
+    float embed_scale;   /* on embedding rows */
+    float attn_scale;    /* on q·k */
+    float attn_softcap;  /* 0: none */
+    float final_softcap; /* 0: none */
+    bool tied;           /* the output matrix is the embedding table */
+    bool qkv_bias, o_bias, mlp_bias;
+    bool rope_interleaved;
+    uint32_t n_ropes;
+    struct bt_rope_spec ropes[BT_ROPES_MAX];
+    uint32_t n_eos;
+    uint32_t eos[BT_MODEL_EOS_MAX];
+    int64_t bos;
+};
+
+struct bt_linear {
+    struct bt_kweight *w; /* [n_out, n_in]; NULL: this layer has none */
+    float *bias;          /* device [n_out] or NULL */
+};
+
+/* Device vectors and matrices of one layer; a family fills what it has. */
+struct bt_layer {
+    uint32_t window; /* 0: full attention */
+    uint8_t rope;    /* index of its rope */
+    bool sparse;     /* mixture of experts instead of one feed-forward */
+    float *attn_norm, *post_attn_norm, *ffn_norm, *post_ffn_norm, *q_norm, *k_norm;
+    struct bt_linear qkv;      /* fused, or */
+    struct bt_linear q, k, v;  /* apart */
+    struct bt_linear o;
+    struct bt_linear gate_up;  /* fused, or */
+    struct bt_linear gate, up; /* apart */
+    struct bt_linear down;
+    struct bt_linear router;
+    struct bt_kweight **expert_gate, **expert_up, **expert_down; /* [n_experts] */
+};
+
+/* A tensor that the model uses and where its device form goes. */
+struct bt_slot {
+    const struct bt_tensor *tensor;
+    const void *data;
+    uint32_t n_rows, n_cols; /* vectors: 1, length */
+    bool for_gemm, for_embed;
+    struct bt_kweight **weight; /* exactly one of these two is not NULL */
+    float **vector;
+};
+
+struct bt_binder;
+struct bt_meta;
+struct bt_pass;
+
+/* One architecture. All functions report through the sticky error of their first argument. */
+struct bt_family {
+    const char *name;      /* info.arch */
+    const char *hf_type;   /* config.json model_type; NULL: no such files */
+    const char *gguf_arch; /* general.architecture; NULL: no such files */
+    /* Fill m->config beyond what model/config_*.c read already, and windows, ropes, sparse of m->layers. */
+    void (*config_hf)(struct bt_model *m, struct bt_hf *c);
+    void (*config_gguf)(struct bt_model *m, struct bt_meta *g);
+    /* Declares the tensors of one layer. */
+    void (*bind)(struct bt_binder *b, uint32_t layer);
+    /* Runs one layer over ws->x. */
+    void (*layer)(struct bt_pass *p, uint32_t layer);
+};
+
+extern const struct bt_family bt_family_llama, bt_family_mistral, bt_family_qwen2, bt_family_qwen3, bt_family_gemma2,
+    bt_family_gemma3, bt_family_phi3, bt_family_mixtral, bt_family_qwen3_moe;
+
+struct bt_model {
+    char *path;
+    const struct bt_family *family;
+    struct bt_st *st;     /* one of the two */
+    struct bt_gguf *gguf;
+    struct bt_arena arena; /* layers, slots, expert arrays */
+    struct bt_model_config config;
+    struct bt_layer *layers;
+    float *rope_divisors; /* [ropes[0].dim / 2] or NULL */
+    struct bt_rope_table ropes[BT_ROPES_MAX];
+    struct bt_slot *slots;
+    size_t n_slots, cap_slots;
+    struct bt_kweight *embed, *output; /* output: NULL when tied */
+    float *final_norm;
+    struct bt_kctx *k; /* NULL until loaded */
+    uint8_t *layer_group;
+    uint32_t *layer_index;
+    struct bt_model_info info;
+};
+
+/* config_hf.c */
+const struct bt_family *bt_config_hf_family(struct bt_hf *c);
+/* Everything that the families share, rope included, then family->config_hf; fills m->config, allocates m->layers. */
+enum bt_status bt_config_hf_read(struct bt_model *m, struct bt_hf *c, struct bt_err *err) BT_NODISCARD;
+/* sliding_window: 0 for null; if_absent: what a missing key means. */
+uint32_t bt_config_hf_window(struct bt_hf *c, uint32_t if_absent);
+/* The same window on every layer, unless layer_types says otherwise. */
+void bt_config_hf_window_all(struct bt_model *m, struct bt_hf *c, uint32_t window);
+/* Windows by layer_types where set, else sliding where is_sliding says. window 0: the sliding layers are full. */
+void bt_config_hf_windows(struct bt_model *m, struct bt_hf *c, uint32_t window,
+                          bool (*is_sliding)(uint32_t layer, uint32_t arg), uint32_t arg);
+/* Windows of the qwen families: use_sliding_window, max_window_layers. */
+void bt_config_hf_qwen_windows(struct bt_model *m, struct bt_hf *c);
+/* Rope parameters of one kind of layer. object: "rope_parameters.full_attention" and the like; theta_key, scaling_key:
+ * the published spelling (scaling_key NULL: never scaled). */
+void bt_config_hf_rope(struct bt_hf *c, struct bt_rope_spec *spec, const char *object, const char *theta_key,
+                       const char *scaling_key, double theta_default);
+
+/* config_gguf.c */
+const struct bt_family *bt_config_gguf_family(const struct bt_gguf *g, struct bt_err *err);
+enum bt_status bt_config_gguf_read(struct bt_model *m, struct bt_err *err) BT_NODISCARD;
+/* Keys below are without the architecture prefix. The first error sticks. */
+uint32_t bt_meta_u32(struct bt_meta *g, const char *key, uint32_t min, uint32_t max);
+uint32_t bt_meta_u32_or(struct bt_meta *g, const char *key, uint32_t min, uint32_t max, uint32_t def);
+double bt_meta_f64_or(struct bt_meta *g, const char *key, double def);
+bool bt_meta_has(struct bt_meta *g, const char *key);
+/* Refuses a sliding window: llama and the qwen families have none in GGUF files. */
+void bt_config_gguf_no_window(struct bt_meta *g);
+const struct bt_gguf *bt_meta_file(const struct bt_meta *g);
+void bt_meta_fail(struct bt_meta *g, enum bt_status st, const char *key, const char *text);
+
+/* config.c: shared by both. */
+enum bt_status bt_config_check(struct bt_model *m, const char *file, struct bt_err *err) BT_NODISCARD;
+enum bt_status bt_config_layers_alloc(struct bt_model *m, struct bt_err *err) BT_NODISCARD;
+enum bt_status bt_config_groups(struct bt_model *m, const char *file, struct bt_err *err) BT_NODISCARD;
+
+/* weights.c: hf and gguf are the files' names without layer prefix and ".weight". The first error sticks. */
+struct bt_model *bt_bind_model(struct bt_binder *b);
+void bt_bind_vector(struct bt_binder *b, float **dst, const char *hf, const char *gguf, uint32_t n);
+void bt_bind_linear(struct bt_binder *b, struct bt_linear *dst, const char *hf, const char *gguf, uint32_t n_out,
+                    uint32_t n_in, bool bias);
+/* Expert matrices, one tensor each: hf_stem.N.hf_suffix. */
+void bt_bind_experts(struct bt_binder *b, struct bt_kweight ***dst, const char *hf_stem, const char *hf_suffix,
+                     uint32_t n_out, uint32_t n_in);
+enum bt_status bt_weights_bind(struct bt_model *m, struct bt_err *err) BT_NODISCARD;
+void bt_weights_unload(struct bt_model *m);
+const struct bt_tensor *bt_weights_find(const struct bt_model *m, const char *name);
+
+/* fingerprint.c: fills fingerprint, n_params, weight_bytes. */
+enum bt_status bt_fingerprint(struct bt_model *m, struct bt_err *err) BT_NODISCARD;
+
+#endif
