@@ -85,7 +85,7 @@ struct bt_http_stream {
     uint64_t length_left;      /* HTTP/1.1 response with content-length */
     uint64_t progress_ns;      /* when the queue last moved or was empty */
     uint64_t created_ns;
-    uint32_t rst_code;         /* HTTP/2: how it was closed */
+    uint32_t rst_code;         /* HTTP/2: how it was closed; UINT32_MAX: with its connection */
     int32_t id;                /* HTTP/2 */
     enum bt_http_close why;    /* if why_set: how to report the end */
     bool why_set;

@@ -275,6 +275,7 @@ struct bt_http_stream *bt_http_stream_new(struct bt_http_conn *c, const struct b
     s->vt = vt;
     s->created_ns = s->progress_ns = c->now_ns;
     s->req.version = 11;
+    s->rst_code = UINT32_MAX;
     s->next = c->streams;
     if (c->streams != NULL) {
         c->streams->prev = s;
