@@ -459,6 +459,19 @@ void bt_dc_on_engine_landed(struct bt_dc_core *c, uint64_t now, uint64_t job, ui
     memcpy(m->grant.first_page, first_page, c->opts.n_groups * sizeof *first_page);
 }
 
+void bt_dc_on_land_refused(struct bt_dc_core *c, uint64_t now, uint64_t job, const char *text)
+{
+    struct dc_job *j = live_job(c, job);
+
+    (void)now;
+    begin(c);
+    BT_ASSERT(j != NULL && j->state == JOB_LANDING);
+    snprintf(c->text, sizeof c->text, "the landing was refused: %s", text);
+    j->land_open = false;
+    job_revoke_at_peer(c, j);
+    job_fail(c, j, BT_ATTEMPT_REFUSED, c->text);
+}
+
 static struct bt_msg_output *act_output(struct bt_dc_core *c, struct dc_job *j, uint32_t index)
 {
     struct bt_dc_action *a = act_job(c, BT_DC_OUTPUT, j);
@@ -551,7 +564,10 @@ static void job_try_run(struct bt_dc_core *c, struct dc_job *j, uint64_t now)
     act_control(c, j->conn, BT_CONTROL_DONE, &j->head.ticket)->generation = j->generation;
     act_job(c, BT_DC_ENGINE_BEGIN, j)->token = j->first.token;
     j->out = j->first;
-    act_output(c, j, j->first_index);
+    struct bt_msg_output *o = act_output(c, j, j->first_index);
+
+    o->has_stats = true; /* already here: the router ends an answer itself at a stop string */
+    o->stats = leg_stats(j, now);
 }
 
 static void on_handoff(struct bt_dc_core *c, struct dc_job *j, const struct bt_control *m, uint64_t now)

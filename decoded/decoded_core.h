@@ -101,6 +101,9 @@ void bt_dc_on_engine_token(struct bt_dc_core *c, uint64_t now, uint64_t job, uin
                            const struct bt_sampled *s, uint32_t finish);
 void bt_dc_on_engine_preempted(struct bt_dc_core *c, uint64_t now, uint64_t job);
 
+/* The transfer room did not take the LAND_OPEN of this job; no on_land_closed follows for it. */
+void bt_dc_on_land_refused(struct bt_dc_core *c, uint64_t now, uint64_t job, const char *text);
+
 /* From the transfer room. conn: its id of a connection. */
 void bt_dc_on_peer_down(struct bt_dc_core *c, uint64_t now, uint64_t conn, const char *why);
 void bt_dc_on_control(struct bt_dc_core *c, uint64_t now, uint64_t conn, const struct bt_control *m);

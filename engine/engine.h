@@ -1,15 +1,16 @@
 #ifndef BT_ENGINE_ENGINE_H
 #define BT_ENGINE_ENGINE_H
 
-/* The engine: KV pool, sequences, sampler and the step loop over one model. It knows nothing of tickets, peers or
- * routers: prefilld and decoded differ by which calls they make. All calls on one thread (the engine thread) but
- * bt_engine_create's. Sequences are named by generational ids: a stale id is BT_ERR_NOT_FOUND, never another sequence.
+/* The engine: KV pool, sequences, sampler and the step loop over one model. It knows nothing of
+ * tickets, peers or routers: prefilld and decoded differ by which calls they make. All calls on one
+ * thread (the engine thread) but bt_engine_create's. Sequences are named by generational ids: a
+ * stale id is BT_ERR_NOT_FOUND, never another sequence.
  *
- * A prefill node:  bt_engine_submit → step … (on_started, on_pages per layer, on_token 0) → sequence is HELD, its pages
- *                  stay → bt_engine_release.
- * A decode node:   bt_engine_land (pages leased for the prompt, filled from outside) → bt_engine_start → step …
- *                  (on_token, 1 …) → finished → bt_engine_release.
- * Both roles:      bt_engine_submit with hold = false decodes on after token 0. */
+ * A prefill node:  bt_engine_submit → step … (on_started, on_pages per layer, on_token 0) →
+ * sequence is HELD, its pages stay → bt_engine_release. A decode node:   bt_engine_land (pages
+ * leased for the prompt, filled from outside) → bt_engine_start → step … (on_token, 1 …) → finished
+ * → bt_engine_release. Both roles:      bt_engine_submit with hold = false decodes on after token
+ * 0. */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -49,7 +50,7 @@ struct bt_engine_layout {
     struct {
         uint32_t window, n_layers, n_pages; /* pages of the pool in this group */
         size_t page_layer_bytes;            /* a page's share of one layer */
-        uint8_t *base;                      /* host address (or device address) of page 0, layer 0 */
+        uint8_t *base; /* host address (or device address) of page 0, layer 0 */
         size_t layer_stride, page_stride;
     } groups[BT_MODEL_KV_GROUPS_MAX];
 };
@@ -60,19 +61,22 @@ struct bt_engine_pages {
 
 /* One sequence to run. */
 struct bt_engine_req {
-    const uint32_t *tokens; /* copied; prompt, then answer tokens already delivered (forced, never sampled again) */
-    uint32_t n_tokens, n_prompt; /* n_prompt >= 1; n_tokens - n_prompt = index of the first token to produce */
+    const uint32_t *tokens; /* copied; prompt, then answer tokens already delivered (forced, never
+                               sampled again) */
+    uint32_t n_tokens,
+        n_prompt; /* n_prompt >= 1; n_tokens - n_prompt = index of the first token to produce */
     const struct bt_sampling *sampling; /* copied, bias included */
-    bool hold;            /* stop after the first produced token and keep the pages (prefill node) */
+    bool hold; /* stop after the first produced token and keep the pages (prefill node) */
     bool prompt_logprobs; /* echo: log-probabilities of prompt tokens 1 … n_prompt-1 */
 };
 
-/* Pages that became complete for one layer: indexes are absolute page numbers of the sequence in that layer's group. */
+/* Pages that became complete for one layer: indexes are absolute page numbers of the sequence in
+ * that layer's group. */
 struct bt_engine_page_event {
     bt_seq_id seq;
-    uint32_t group, layer;      /* layer: index within the group */
-    uint32_t first, end;        /* absolute page numbers [first, end) */
-    const uint32_t *page_ids;   /* page id of absolute page p is page_ids[p]; borrowed for the call */
+    uint32_t group, layer;    /* layer: index within the group */
+    uint32_t first, end;      /* absolute page numbers [first, end) */
+    const uint32_t *page_ids; /* page id of absolute page p is page_ids[p]; borrowed for the call */
 };
 
 struct bt_engine_token {
@@ -87,61 +91,85 @@ struct bt_engine_token {
 struct bt_engine_hooks {
     void *arg;
     void (*on_started)(void *arg, bt_seq_id seq); /* its first chunk begins now; pages are leased */
-    /* Every needed page of the prompt once per layer, as its last token's KV is stored (partial tail: with the last chunk).
-     * Pages that a sliding window will have left before decode begins are not reported. Only for hold sequences. */
+    /* Every needed page of the prompt once per layer, as its last token's KV is stored (partial
+     * tail: with the last chunk). Pages that a sliding window will have left before decode begins
+     * are not reported. Only for hold sequences. */
     void (*on_pages)(void *arg, const struct bt_engine_page_event *ev);
     void (*on_token)(void *arg, const struct bt_engine_token *t);
-    void (*on_prompt_logprob)(void *arg, bt_seq_id seq, uint32_t pos, const struct bt_sampled *s); /* pos >= 1 */
-    void (*on_preempted)(void *arg, bt_seq_id seq); /* out of pages: its pages are gone, the id too */
-    /* Between layers: true if something waits in the inbox that may cancel (then the engine asks poll_cancelled). */
-    bool (*step_interrupted)(void *arg); /* true: abandon the pass if every sequence in it was cancelled; may be NULL */
+    void (*on_prompt_logprob)(void *arg, bt_seq_id seq, uint32_t pos,
+                              const struct bt_sampled *s); /* pos >= 1 */
+    void (*on_preempted)(void *arg,
+                         bt_seq_id seq); /* out of pages: its pages are gone, the id too */
+    /* Between layers: true if something waits in the inbox that may cancel (then the engine asks
+     * poll_cancelled). */
+    bool (*step_interrupted)(
+        void *arg); /* true: abandon the pass if every sequence in it was cancelled; may be NULL */
 };
 
-enum bt_status bt_engine_create(const struct bt_engine_opts *opts, struct bt_engine **out, struct bt_err *err) BT_NODISCARD;
+enum bt_status bt_engine_create(const struct bt_engine_opts *opts, struct bt_engine **out,
+                                struct bt_err *err) BT_NODISCARD;
 void bt_engine_destroy(struct bt_engine *e);
 void bt_engine_set_hooks(struct bt_engine *e, const struct bt_engine_hooks *hooks);
 const struct bt_model_info *bt_engine_model(const struct bt_engine *e);
 const struct bt_engine_layout *bt_engine_layout(const struct bt_engine *e);
 const char *bt_engine_describe(const struct bt_engine *e); /* backend text for logs */
 struct bt_engine_pages bt_engine_pages(const struct bt_engine *e);
+/* Who holds a page of a group (page < its n_pages); 0: nobody. */
+bt_seq_id bt_engine_page_holder(const struct bt_engine *e, uint32_t group, uint32_t page);
 /* Largest sequence (tokens) that an empty pool holds; at most the model's context. */
 uint32_t bt_engine_max_tokens(const struct bt_engine *e);
 
-/* Queues a sequence for prefill. BT_ERR_BUSY: max_seqs; BT_ERR_INVALID: a token id outside the vocabulary, too long. */
-enum bt_status bt_engine_submit(struct bt_engine *e, const struct bt_engine_req *req, bt_seq_id *out,
-                                struct bt_err *err) BT_NODISCARD;
+/* Queues a sequence for prefill. BT_ERR_BUSY: max_seqs; BT_ERR_INVALID: a token id outside the
+ * vocabulary, too long. */
+enum bt_status bt_engine_submit(struct bt_engine *e, const struct bt_engine_req *req,
+                                bt_seq_id *out, struct bt_err *err) BT_NODISCARD;
 
-/* Leases pages for the first n_tokens tokens of req (their KV will be written from outside) and names the sequence.
- * BT_ERR_BUSY: no pages now. Per group, pages before first_page are not wanted (outside the window). */
+/* Leases pages for the first n_tokens tokens of req (their KV will be written from outside) and
+ * names the sequence. BT_ERR_BUSY: no pages now. Per group, pages before first_page are not wanted
+ * (outside the window). */
 struct bt_engine_landing {
     bt_seq_id seq;
-    uint32_t n_pages;                              /* absolute pages 0 … n_pages - 1 cover the tokens */
-    uint32_t first_page[BT_MODEL_KV_GROUPS_MAX];   /* first wanted absolute page of each group */
-    const uint32_t *page_ids[BT_MODEL_KV_GROUPS_MAX]; /* borrowed until start or release; BT_PAGE_NONE before first_page */
+    uint32_t n_pages; /* absolute pages 0 … n_pages - 1 cover the tokens */
+    uint32_t first_page[BT_MODEL_KV_GROUPS_MAX];      /* first wanted absolute page of each group */
+    const uint32_t *page_ids[BT_MODEL_KV_GROUPS_MAX]; /* borrowed until start or release;
+                                                         BT_PAGE_NONE before first_page */
 };
-enum bt_status bt_engine_land(struct bt_engine *e, const struct bt_engine_req *req, struct bt_engine_landing *out,
-                              struct bt_err *err) BT_NODISCARD;
-/* The landed pages are full and `first` is the token that the prefill node sampled (index = n_tokens - n_prompt of
- * the land call): the sequence joins the running batch. If it should wait for room in the batch it is queued. */
-enum bt_status bt_engine_start(struct bt_engine *e, bt_seq_id seq, uint32_t first_token) BT_NODISCARD;
-/* Counts a landing sequence's pages as quarantined (a receive may still be in flight) until release. */
+enum bt_status bt_engine_land(struct bt_engine *e, const struct bt_engine_req *req,
+                              struct bt_engine_landing *out, struct bt_err *err) BT_NODISCARD;
+/* The landed pages are full and `first` is the token that the prefill node sampled (index =
+ * n_tokens - n_prompt of the land call): the sequence joins the running batch. If it should wait
+ * for room in the batch it is queued. BT_ERR_NOT_FOUND: stale id. BT_ERR_INVALID: not landing, no
+ * such token, or a token that ends the answer (EOS, stop id, length); the sequence stays as it was.
+ */
+enum bt_status bt_engine_start(struct bt_engine *e, bt_seq_id seq,
+                               uint32_t first_token) BT_NODISCARD;
+/* Counts a landing sequence's pages as quarantined (a receive may still be in flight) until
+ * release. */
 void bt_engine_quarantine(struct bt_engine *e, bt_seq_id seq);
-/* Ends a sequence in any state and frees its pages; stale ids are ignored. Not from inside a hook. */
+/* Ends a sequence in any state and frees its pages; stale ids are ignored. Not from inside a hook.
+ */
 void bt_engine_release(struct bt_engine *e, bt_seq_id seq);
-/* Marks a sequence cancelled so that step_interrupted may abandon the pass; may be called from step_interrupted.
- * The caller still releases it after the step. */
+/* Marks a sequence cancelled so that step_interrupted may abandon the pass; may be called from
+ * step_interrupted. From then on it takes part in no step and no hook is called for it. The caller
+ * still releases it after the step. */
 void bt_engine_cancel(struct bt_engine *e, bt_seq_id seq);
 
 struct bt_engine_step_stats {
     uint32_t n_prefill_tokens, n_decode_tokens, n_spans;
     uint64_t compute_ns;
 };
-/* Runs one batched forward pass if there is work. *worked false: nothing to do, sleep until the next call above.
- * A sequence that finished (finish != NONE) or is held stays known until released. */
-enum bt_status bt_engine_step(struct bt_engine *e, bool *worked, struct bt_engine_step_stats *stats) BT_NODISCARD;
+/* Runs one batched forward pass if there is work. *worked false: nothing to do, sleep until the
+ * next call above. A sequence that finished (finish != NONE) or is held stays known until released.
+ * stats is always filled. BT_ERR_DEVICE: nothing was delivered; the same pass would be tried again.
+ * Allocates nothing. */
+enum bt_status bt_engine_step(struct bt_engine *e, bool *worked,
+                              struct bt_engine_step_stats *stats) BT_NODISCARD;
 
 struct bt_engine_load {
-    uint32_t n_waiting, n_running, n_held, n_landing;
+    uint32_t n_waiting;      /* without pages yet */
+    uint32_t n_running;      /* prefilling, decoding, or ready for room in the batch */
+    uint32_t n_held;         /* held or finished, not released yet */
+    uint32_t n_landing;      /* quarantined ones too */
     uint64_t waiting_tokens; /* prompt tokens not yet computed */
 };
 struct bt_engine_load bt_engine_load(const struct bt_engine *e);

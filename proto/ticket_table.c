@@ -89,6 +89,24 @@ void bt_ticket_table_forget(struct bt_ticket_table *t, void *job)
     }
 }
 
+bool bt_ticket_table_rename(struct bt_ticket_table *t, void *job, const struct bt_ticket *ticket)
+{
+    struct bt_job *j = job;
+    struct bt_ticket old = j->ticket;
+    uint32_t slot = (uint32_t)j->id;
+
+    if (bt_map_get(&t->by_ticket, ticket->b, BT_TICKET_BYTES, NULL)) {
+        return false;
+    }
+    bt_ticket_table_forget(t, job);
+    j->ticket = *ticket;
+    if (bt_map_put(&t->by_ticket, j->ticket.b, BT_TICKET_BYTES, slot) != BT_OK) {
+        j->ticket = old; /* not found by either: as after forget */
+        return false;
+    }
+    return true;
+}
+
 void bt_ticket_table_remove(struct bt_ticket_table *t, void *job)
 {
     struct bt_job *j = job;

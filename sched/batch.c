@@ -1,5 +1,6 @@
-/* The scheduler's sequences: states, ages, page tables and the leases behind them. It decides nothing about what
- * the next step computes (batch_plan.c) and knows neither tokens nor memory nor time. */
+/* The scheduler's sequences: states, ages, page tables and the leases behind them. It decides
+ * nothing about what the next step computes (batch_plan.c) and knows neither tokens nor memory nor
+ * time. */
 
 #include "sched/batch_int.h"
 
@@ -204,7 +205,7 @@ uint32_t bt_batch_capacity(const struct bt_batch *b)
 static enum bt_status add(struct bt_batch *b, const struct bt_batch_new *n, uint32_t *slot)
 {
     BT_ASSERT(!b->in_step && n->n_tokens >= 1 && n->n_tokens_max >= n->n_tokens);
-    BT_ASSERT(n->n_tokens_max <= bt_batch_capacity(b));
+    BT_ASSERT(n->n_tokens <= bt_batch_capacity(b));
     if (b->n_free_slots == 0) {
         return BT_ERR_BUSY;
     }
@@ -301,7 +302,8 @@ uint32_t bt_batch_find(const struct bt_batch *b, uint64_t id)
 {
     uint32_t slot = (uint32_t)id;
 
-    if (slot >= b->opts.max_seqs || b->seqs[slot].id != id || b->seqs[slot].state == BT_BATCH_FREE) {
+    if (slot >= b->opts.max_seqs || b->seqs[slot].id != id ||
+        b->seqs[slot].state == BT_BATCH_FREE) {
         return BT_BATCH_NO_SLOT;
     }
     return slot;

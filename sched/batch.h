@@ -1,22 +1,26 @@
 #ifndef BT_SCHED_BATCH_H
 #define BT_SCHED_BATCH_H
 
-/* The batch scheduler: which sequences compute what in the next step, and which pages they hold. A pure state machine:
- * no compute, clock or I/O; memory is allocated at create and when a sequence is added (its page tables). One thread.
+/* The batch scheduler: which sequences compute what in the next step, and which pages they hold. A
+ * pure state machine: no compute, clock or I/O; memory is allocated at create and when a sequence
+ * is added (its page tables). One thread.
  *
- * A step: bt_batch_plan → (forward pass) → bt_batch_commit, bt_batch_sampled for every span with a sampled token;
- * or bt_batch_abandon when the pass was given up. Between plan and commit nothing else may be called but
- * bt_batch_cancel and the read-only calls.
+ * A step: bt_batch_plan → (forward pass) → bt_batch_commit, bt_batch_sampled for every span with a
+ * sampled token; or bt_batch_abandon when the pass was given up. Between plan and commit nothing
+ * else may be called but bt_batch_cancel and the read-only calls.
  *
  * Rules:
- *  - Every running sequence decodes one token in every step, at most max_batch of them; more wait in READY, oldest first.
- *  - A prompt starts computing only when the pages of all its tokens (and of one more, unless it is held afterwards)
- *    can be leased, with one page left over for each decoding sequence. So a started prompt always completes.
- *  - The oldest prompt gets at least half of chunk_tokens in every step; the rest goes to those with the fewest tokens
- *    left, and what remains to the oldest. While the oldest waits for pages, at most BATCH_OVERTAKE_MAX younger
- *    ones may start before it.
- *  - A decoding sequence leases a page at a page boundary. None left: the newest sequence that decodes (or is READY) is
- *    preempted: forgotten, its pages freed. Prompts, held and landing sequences never are.
+ *  - Every running sequence decodes one token in every step, at most max_batch of them; more wait
+ * in READY, oldest first.
+ *  - A prompt starts computing only when the pages of all its tokens (and of one more, unless it is
+ * held afterwards) can be leased, with one page left over for each decoding sequence. So a started
+ * prompt always completes.
+ *  - The oldest prompt gets at least half of chunk_tokens in every step; the rest goes to those
+ * with the fewest tokens left, and what remains to the oldest. While the oldest waits for pages, at
+ * most BATCH_OVERTAKE_MAX younger ones may start before it.
+ *  - A decoding sequence leases a page at a page boundary. None left: the newest sequence that
+ * decodes (or is READY) is preempted (one that outgrows the whole pool: itself): forgotten, its
+ * pages freed. Prompts, held and landing sequences never are.
  *  - In a group with a window, pages that no later token can see are freed after each step.
  *  - A cancelled sequence keeps its pages and takes no part in any step; remove it. */
 
@@ -26,9 +30,9 @@
 #include "sched/pages.h"
 
 #define BT_BATCH_GROUPS_MAX 4
-#define BT_BATCH_NO_PAGE UINT32_MAX /* a table entry that holds no page */
-#define BT_BATCH_NO_SLOT UINT32_MAX
-#define BATCH_OVERTAKE_MAX 16
+#define BT_BATCH_NO_PAGE    UINT32_MAX /* a table entry that holds no page */
+#define BT_BATCH_NO_SLOT    UINT32_MAX
+#define BATCH_OVERTAKE_MAX  16
 
 struct bt_batch;
 
@@ -60,11 +64,12 @@ struct bt_batch_seq {
     uint64_t id; /* generation << 32 | slot; the holder of its pages */
     enum bt_batch_state state;
     bool hold, all_rows, cancelled;
-    uint32_t n_tokens, n_tokens_max; /* known tokens; the most whose KV it may store */
-    uint32_t n_done;   /* tokens whose KV is stored */
-    uint32_t n_paged;  /* absolute pages below n_paged have been leased */
+    uint32_t n_tokens, n_tokens_max;          /* known tokens; the most whose KV it may store */
+    uint32_t n_done;                          /* tokens whose KV is stored */
+    uint32_t n_paged;                         /* absolute pages below n_paged have been leased */
     uint32_t first_page[BT_BATCH_GROUPS_MAX]; /* absolute pages below were freed, or never wanted */
-    uint32_t *pages[BT_BATCH_GROUPS_MAX];     /* page id by absolute page; BT_BATCH_NO_PAGE outside [first_page, n_paged) */
+    uint32_t *pages[BT_BATCH_GROUPS_MAX];     /* page id by absolute page; BT_BATCH_NO_PAGE outside
+                                                 [first_page, n_paged) */
     uint32_t table_len;
 };
 
@@ -85,28 +90,33 @@ struct bt_batch_span {
 struct bt_batch_plan {
     uint32_t n_spans, n_tokens, n_prefill_tokens;
     const struct bt_batch_span *spans;
-    uint32_t n_started; /* sequences whose first chunk is in this plan */
+    uint32_t n_started;      /* sequences whose first chunk is in this plan */
     const uint32_t *started; /* slots */
     uint32_t n_preempted;
     const uint64_t *preempted; /* ids, already forgotten */
 };
 
 struct bt_batch_load {
-    uint32_t n_waiting, n_running, n_held, n_landing; /* prefilling, ready and decoding ones run; finished ones are held */
+    uint32_t n_waiting, n_running, n_held,
+        n_landing;           /* prefilling, ready and decoding ones run; finished ones are held */
     uint64_t waiting_tokens; /* prompt tokens not yet computed */
 };
 
 /* BT_ERR_NOMEM. Option values outside their ranges are bugs. */
-enum bt_status bt_batch_create(const struct bt_batch_opts *opts, struct bt_batch **out) BT_NODISCARD;
+enum bt_status bt_batch_create(const struct bt_batch_opts *opts,
+                               struct bt_batch **out) BT_NODISCARD;
 void bt_batch_destroy(struct bt_batch *b);
 
 /* Tokens whose KV an empty pool holds. */
 uint32_t bt_batch_capacity(const struct bt_batch *b);
 
-/* n->n_tokens_max <= bt_batch_capacity(), else bug. BT_ERR_BUSY: no slot (or, land, no pages now); BT_ERR_NOMEM. */
-enum bt_status bt_batch_submit(struct bt_batch *b, const struct bt_batch_new *n, uint32_t *slot) BT_NODISCARD;
+/* n->n_tokens (and one more, unless held) <= bt_batch_capacity(), else bug. BT_ERR_BUSY: no slot
+ * (or, land, no pages now); BT_ERR_NOMEM. */
+enum bt_status bt_batch_submit(struct bt_batch *b, const struct bt_batch_new *n,
+                               uint32_t *slot) BT_NODISCARD;
 /* n->hold, n->all_rows: not looked at. */
-enum bt_status bt_batch_land(struct bt_batch *b, const struct bt_batch_new *n, uint32_t *slot) BT_NODISCARD;
+enum bt_status bt_batch_land(struct bt_batch *b, const struct bt_batch_new *n,
+                             uint32_t *slot) BT_NODISCARD;
 /* The landed pages are full and one more token is known: LANDING → READY. */
 void bt_batch_start(struct bt_batch *b, uint32_t slot);
 void bt_batch_quarantine(struct bt_batch *b, uint32_t slot); /* LANDING only */
@@ -116,9 +126,12 @@ void bt_batch_remove(struct bt_batch *b, uint32_t slot);
 void bt_batch_plan(struct bt_batch *b, struct bt_batch_plan *plan);
 void bt_batch_commit(struct bt_batch *b);
 void bt_batch_abandon(struct bt_batch *b);
-/* After commit: the token after the sequence's last known one was sampled; finished: it ends the sequence. */
+/* After commit: the token after the sequence's last known one was sampled; finished: it ends the
+ * sequence. */
 void bt_batch_sampled(struct bt_batch *b, uint32_t slot, bool finished);
 
+/* First absolute page that a token at position pos (and so any later one) sees in the group. */
+uint32_t bt_batch_first_visible(const struct bt_batch *b, uint32_t group, uint32_t pos);
 /* The slot of an id, or BT_BATCH_NO_SLOT if it is stale or was never given. */
 uint32_t bt_batch_find(const struct bt_batch *b, uint64_t id);
 const struct bt_batch_seq *bt_batch_seq(const struct bt_batch *b, uint32_t slot);

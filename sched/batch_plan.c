@@ -1,5 +1,6 @@
-/* What the next step computes: one token for each decoding sequence, then prompt chunks under the token budget.
- * The rules stand in batch.h. Deterministic: it depends on nothing but the calls made before. */
+/* What the next step computes: one token for each decoding sequence, then prompt chunks under the
+ * token budget. The rules stand in batch.h. Deterministic: it depends on nothing but the calls made
+ * before. */
 
 #include "sched/batch_int.h"
 
@@ -19,13 +20,14 @@ static uint32_t newest_growing(const struct bt_batch *b)
     return BT_BATCH_NO_SLOT;
 }
 
-/* Leases what the next token of a decoding sequence needs, preempting from the newest; false: it was the newest. */
+/* Leases what the next token of a decoding sequence needs, preempting the newest; false: that was
+ * itself. */
 static bool grow(struct bt_batch *b, uint32_t slot)
 {
     struct bt_batch_seq *s = &b->seqs[slot];
 
     while (!bt_batch_lease_to(b, s, bt_batch_pages_for(b, s->n_tokens), 0)) {
-        uint32_t victim = newest_growing(b);
+        uint32_t victim = s->n_tokens > bt_batch_capacity(b) ? slot : newest_growing(b);
 
         b->preempted[b->n_preempted++] = b->seqs[victim].id;
         bt_batch_forget(b, victim);
@@ -89,8 +91,10 @@ static uint32_t tokens_left(const struct bt_batch *b, uint32_t slot)
     return s->n_tokens - s->n_done - planned;
 }
 
-/* Gives a started prompt more tokens of this step: up to max_tokens, needing up to max_rows logits rows. */
-static void give(struct bt_batch *b, uint32_t slot, uint32_t max_tokens, uint32_t max_rows, struct room *room)
+/* Gives a started prompt more tokens of this step: up to max_tokens, needing up to max_rows logits
+ * rows. */
+static void give(struct bt_batch *b, uint32_t slot, uint32_t max_tokens, uint32_t max_rows,
+                 struct room *room)
 {
     struct bt_batch_seq *s = &b->seqs[slot];
     uint32_t left = tokens_left(b, slot);
@@ -136,7 +140,8 @@ static bool admit(struct bt_batch *b, uint32_t slot, uint32_t spare)
 /* Among the prompts without a share so far, the one with the fewest tokens left. */
 static uint32_t shortest(const struct bt_batch *b, const struct room *room)
 {
-    bool may_start = !room->pages_out && (!room->head_blocked || b->n_overtakes < BATCH_OVERTAKE_MAX);
+    bool may_start =
+        !room->pages_out && (!room->head_blocked || b->n_overtakes < BATCH_OVERTAKE_MAX);
     uint32_t best = BT_BATCH_NO_SLOT;
 
     for (uint32_t i = 0; i < b->n_order; i++) {

@@ -1,5 +1,6 @@
-/* Page accounting: a state, a holder and a reference count per page, and a stack of the free ones. It knows
- * neither memory nor sequences nor time; every change of state passes page_move(), which checks it against one table. */
+/* Page accounting: a state, a holder and a reference count per page, and a stack of the free ones.
+ * It knows neither memory nor sequences nor time; every change of state passes page_move(), which
+ * checks it against one table. */
 
 #include "sched/pages.h"
 

@@ -1,11 +1,13 @@
 #ifndef BT_SCHED_PAGES_H
 #define BT_SCHED_PAGES_H
 
-/* Page accounting of one layer group: who holds which page. Numbers only: the pages' memory is elsewhere.
+/* Page accounting of one layer group: who holds which page. Numbers only: the pages' memory is
+ * elsewhere.
  *
- * free ⇄ leased, leased ⇄ cached, cached → free, leased → quarantined → free. A page is leased to a holder; more
- * holders of the same (full, immutable) page are counted by reference. After create nothing is allocated. One thread.
- * Calls that break these rules are bugs of the caller and abort. */
+ * free ⇄ leased, leased ⇄ cached, cached → free, leased → quarantined → free. A page is leased to a
+ * holder; more holders of the same (full, immutable) page are counted by reference. After create
+ * nothing is allocated. One thread. Calls that break these rules are bugs of the caller and abort.
+ */
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -15,9 +17,10 @@ struct bt_pages;
 
 enum bt_page_state {
     BT_PAGE_FREE,
-    BT_PAGE_CACHED,      /* content kept, no holder; may be taken back at any time */
+    BT_PAGE_CACHED, /* content kept, no holder; may be taken back at any time */
     BT_PAGE_LEASED,
-    BT_PAGE_QUARANTINED, /* given up by its holder's request, but a receive may still write into it */
+    BT_PAGE_QUARANTINED, /* given up by its holder's request, but a receive may still write into it
+                          */
     BT_PAGE_STATES,
 };
 
@@ -33,7 +36,8 @@ struct bt_page_info {
 enum bt_status bt_pages_create(uint32_t n_pages, struct bt_pages **out) BT_NODISCARD;
 void bt_pages_destroy(struct bt_pages *p);
 
-/* Leases n free pages to holder (not 0) and writes their ids to out, or leases none and returns false. */
+/* Leases n free pages to holder (not 0) and writes their ids to out, or leases none and returns
+ * false. */
 bool bt_pages_lease(struct bt_pages *p, uint64_t holder, uint32_t n, uint32_t *out) BT_NODISCARD;
 /* One more reference to a leased page, or the first one to a cached page. */
 void bt_pages_share(struct bt_pages *p, uint32_t page, uint64_t holder);

@@ -71,7 +71,8 @@ struct bt_xfer_opts {
     void (*wake)(void *arg);
     void *wake_arg;
 
-    bool manual; /* hub only: no thread; the owner calls bt_xfer_step() and time is what it passes */
+    bool checksum; /* P: hash every share, D verifies what carries a hash; a wrong one resets the connection */
+    bool manual;   /* hub only: no thread; the owner calls bt_xfer_step() and time is what it passes */
 };
 
 /* Starts the thread. *out is set on BT_OK only. BT_ERR_INVALID: option out of range, or address not usable;
@@ -234,6 +235,7 @@ struct bt_xfer_stats {
     uint64_t drop_peer;      /* landing belongs to another connection */
     uint64_t drop_range;     /* group, layer, page, hole, size */
     uint64_t drop_duplicate;
+    uint64_t drop_checksum;
     uint64_t drop_malformed; /* any message that does not parse or comes out of turn */
     /* failures */
     uint64_t fail_peer_lost, fail_lease, fail_stall, fail_connect, fail_refused;

@@ -5,7 +5,8 @@
 #include "base/mem.h"
 #include "tests/check.h"
 
-static struct bt_batch *make(uint32_t page_tokens, uint32_t n_pages, uint32_t chunk, uint32_t max_batch)
+static struct bt_batch *make(uint32_t page_tokens, uint32_t n_pages, uint32_t chunk,
+                             uint32_t max_batch)
 {
     struct bt_batch_opts o = {.page_tokens = page_tokens,
                               .chunk_tokens = chunk,
@@ -132,7 +133,7 @@ static void test_long_and_short_both_move(void)
 static void test_prompt_waits_for_all_its_pages(void)
 {
     struct bt_batch *b = make(4, 10, 64, 4);
-    uint32_t a = submit(b, 24, 24, true); /* 6 pages */
+    uint32_t a = submit(b, 24, 24, true);   /* 6 pages */
     uint32_t big = submit(b, 20, 20, true); /* 5: not now */
     uint32_t small = submit(b, 8, 8, true); /* 2: overtakes */
     struct bt_batch_plan plan = step(b);
@@ -174,7 +175,8 @@ static void test_preempts_the_newest(void)
     (void)step(b); /* young: 2 pages */
     uint32_t land = 0;
 
-    CHECK_EQ(bt_batch_land(b, &landing, &land), BT_ERR_BUSY); /* one page for each of the two must stay */
+    CHECK_EQ(bt_batch_land(b, &landing, &land),
+             BT_ERR_BUSY); /* one page for each of the two must stay */
     struct bt_batch_plan plan;
     uint64_t young_id = bt_batch_seq(b, young)->id;
     bool preempted = false;
@@ -220,13 +222,14 @@ static void test_landing_is_never_preempted(void)
 
 static void test_window_pages_leave(void)
 {
-    struct bt_batch_opts o = {.page_tokens = 4,
-                              .chunk_tokens = 16,
-                              .max_batch = 4,
-                              .max_seqs = 4,
-                              .prefill_rows = 4,
-                              .n_groups = 2,
-                              .groups = {{.window = 0, .n_pages = 32}, {.window = 6, .n_pages = 32}}};
+    struct bt_batch_opts o = {
+        .page_tokens = 4,
+        .chunk_tokens = 16,
+        .max_batch = 4,
+        .max_seqs = 4,
+        .prefill_rows = 4,
+        .n_groups = 2,
+        .groups = {{.window = 0, .n_pages = 32}, {.window = 6, .n_pages = 32}}};
     struct bt_batch *b = NULL;
     uint32_t s = 0;
 

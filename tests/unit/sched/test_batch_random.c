@@ -1,12 +1,13 @@
-/* Random traffic through the scheduler under many seeds. After every event: each page has one holder and stands in exactly
- * one table, counts add up, windows are right; at the end every sequence has completed and all pages are free. */
+/* Random traffic through the scheduler under many seeds. After every event: each page has one
+ * holder and stands in exactly one table, counts add up, windows are right; at the end every
+ * sequence has completed and all pages are free. */
 
 #include "sched/batch.h"
 
 #include <stdlib.h>
 #include "tests/check.h"
 
-#define N_SEQS 24
+#define N_SEQS    24
 #define STEPS_MAX 40000
 
 struct sim {
@@ -77,8 +78,10 @@ static void create_one(struct sim *s)
     bool land = rnd(s, 3) == 0;
 
     end = end < cap ? end : cap;
-    struct bt_batch_new nw = {
-        .n_tokens = n, .n_tokens_max = end, .hold = !land && rnd(s, 2) == 0, .all_rows = rnd(s, 6) == 0};
+    struct bt_batch_new nw = {.n_tokens = n,
+                              .n_tokens_max = end,
+                              .hold = !land && rnd(s, 2) == 0,
+                              .all_rows = rnd(s, 6) == 0};
     uint32_t slot;
     enum bt_status st = land ? bt_batch_land(s->b, &nw, &slot) : bt_batch_submit(s->b, &nw, &slot);
 

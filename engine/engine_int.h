@@ -1,0 +1,47 @@
+#ifndef BT_ENGINE_ENGINE_INT_H
+#define BT_ENGINE_ENGINE_INT_H
+
+/* Shared by engine.c (life cycle), seq.c (sequences) and step.c (the step loop). */
+
+#include "engine/engine.h"
+#include "engine/kv_pool.h"
+#include "engine/sampler.h"
+#include "sched/batch.h"
+
+/* The engine's side of a scheduler slot: tokens and parameters. Valid while the slot is in use. */
+struct seq {
+    uint32_t *tokens; /* owned; sized at submit for every token that will be stored */
+    uint32_t n_tokens, n_prompt, n_tokens_max;
+    struct bt_sampling sampling; /* bias owned */
+    bool prompt_logprobs;
+};
+
+struct bt_engine {
+    struct bt_engine_opts opts; /* strings not kept */
+    struct bt_kctx *k;
+    struct bt_model *model;
+    const struct bt_model_info *info;
+    struct bt_model_ws *ws;
+    struct bt_kv_pool pool;
+    struct bt_batch *batch;
+    struct bt_sampler *sampler;
+    struct seq *seqs; /* [max_seqs], by slot */
+    struct bt_engine_hooks hooks;
+    struct bt_engine_layout layout;
+    char kv_layout[256];
+
+    /* One step: rows_max tokens, out_max logits rows. */
+    uint32_t rows_max, out_max;
+    uint32_t *tokens;
+    uint32_t *out_rows;
+    struct bt_model_span *spans; /* [max_seqs] */
+    float *logits;               /* [out_max, vocab] */
+    struct bt_batch_plan plan;   /* the pass that runs now */
+};
+
+void seq_free(struct bt_engine *e, uint32_t slot);
+/* What a token at an index of the answer means for its sequence. */
+enum bt_finish seq_finish(const struct bt_engine *e, const struct seq *s, uint32_t token,
+                          uint32_t index);
+
+#endif

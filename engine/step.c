@@ -1,0 +1,207 @@
+/* The step loop: asks the scheduler what to compute, runs one forward pass over the ragged batch,
+ * reports pages as layers end, samples, tells the hooks. It decides nothing about who runs and
+ * knows nothing of where pages go. */
+
+#include "engine/engine_int.h"
+
+#include "base/assert.h"
+#include "base/clock.h"
+
+static uint32_t min_u32(uint32_t a, uint32_t b)
+{
+    return a < b ? a : b;
+}
+
+/* Reports the pages that the span's chunk completes in a layer, unless they will be outside the
+ * window when decode begins. */
+static void report_pages(struct bt_engine *e, const struct bt_batch_span *sp, uint32_t group,
+                         uint32_t layer)
+{
+    const struct bt_batch_seq *b = bt_batch_seq(e->batch, sp->slot);
+    uint32_t page_tokens = e->opts.page_tokens;
+    uint32_t end_pos = sp->pos + sp->n;
+    uint32_t needed = bt_batch_first_visible(e->batch, group, b->n_tokens);
+    struct bt_engine_page_event ev = {.seq = b->id,
+                                      .group = group,
+                                      .layer = layer,
+                                      .first = sp->pos / page_tokens,
+                                      .end = end_pos / page_tokens,
+                                      .page_ids = b->pages[group]};
+
+    if (sp->last && end_pos % page_tokens != 0) {
+        ev.end++; /* the partial tail */
+    }
+    ev.first = ev.first > needed ? ev.first : needed;
+    if (ev.first < ev.end) {
+        e->hooks.on_pages(e->hooks.arg, &ev);
+    }
+}
+
+static bool all_cancelled(const struct bt_engine *e)
+{
+    for (uint32_t i = 0; i < e->plan.n_spans; i++) {
+        if (!bt_batch_seq(e->batch, e->plan.spans[i].slot)->cancelled) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool on_layer_done(void *arg, uint32_t layer)
+{
+    struct bt_engine *e = arg;
+    uint32_t group = e->info->layer_group[layer];
+    uint32_t index = e->info->layer_index[layer];
+
+    for (uint32_t i = 0; e->hooks.on_pages != NULL && i < e->plan.n_spans; i++) {
+        const struct bt_batch_span *sp = &e->plan.spans[i];
+        const struct bt_batch_seq *b = bt_batch_seq(e->batch, sp->slot);
+
+        if (b->hold && !b->cancelled) {
+            report_pages(e, sp, group, index);
+        }
+    }
+    if (e->hooks.step_interrupted == NULL || !e->hooks.step_interrupted(e->hooks.arg)) {
+        return true;
+    }
+    return !all_cancelled(e);
+}
+
+/* Prompt positions [first, end) of an echoed span whose logits tell about the prompt token that
+ * follows. */
+static void echo_range(const struct bt_engine *e, const struct bt_batch_span *sp, uint32_t *first,
+                       uint32_t *end)
+{
+    const struct seq *s = &e->seqs[sp->slot];
+
+    *first = sp->pos;
+    *end = s->prompt_logprobs && !sp->decode ? min_u32(sp->pos + sp->n, s->n_prompt - 1) : sp->pos;
+    *end = *end > *first ? *end : *first;
+}
+
+static void fill_batch(struct bt_engine *e, struct bt_model_batch *mb)
+{
+    *mb = (struct bt_model_batch){.tokens = e->tokens,
+                                  .n_spans = e->plan.n_spans,
+                                  .spans = e->spans,
+                                  .out_rows = e->out_rows,
+                                  .logits = e->logits,
+                                  .layer_done = on_layer_done,
+                                  .arg = e};
+    for (uint32_t i = 0; i < e->plan.n_spans; i++) {
+        const struct bt_batch_span *sp = &e->plan.spans[i];
+        const struct bt_batch_seq *b = bt_batch_seq(e->batch, sp->slot);
+        uint32_t row = mb->n_tokens, first, end;
+
+        BT_ASSERT(row + sp->n <= e->rows_max);
+        for (uint32_t t = 0; t < sp->n; t++) {
+            e->tokens[row + t] = e->seqs[sp->slot].tokens[sp->pos + t];
+        }
+        e->spans[i] = (struct bt_model_span){.n = sp->n, .pos = sp->pos};
+        for (uint32_t g = 0; g < e->info->n_groups; g++) {
+            e->spans[i].pages[g] = b->pages[g];
+        }
+        mb->n_tokens += sp->n;
+        echo_range(e, sp, &first, &end);
+        BT_ASSERT(mb->n_out + (end - first) + sp->last <= e->out_max);
+        for (uint32_t p = first; p < end; p++) {
+            e->out_rows[mb->n_out++] = row + p - sp->pos;
+        }
+        if (sp->last) {
+            e->out_rows[mb->n_out++] = row + sp->n - 1;
+        }
+    }
+}
+
+static void sample_next(struct bt_engine *e, uint32_t slot, const float *logits)
+{
+    struct seq *s = &e->seqs[slot];
+    const struct bt_sampler_in in = {.params = &s->sampling,
+                                     .logits = logits,
+                                     .tokens = s->tokens,
+                                     .n_tokens = s->n_tokens,
+                                     .n_prompt = s->n_prompt,
+                                     .eos = e->info->eos,
+                                     .n_eos = e->info->n_eos};
+    struct bt_engine_token t = {.seq = bt_batch_seq(e->batch, slot)->id,
+                                .index = s->n_tokens - s->n_prompt,
+                                .has_logprobs = s->sampling.logprobs};
+
+    bt_sampler_sample(e->sampler, &in, &t.sampled);
+    t.finish = seq_finish(e, s, t.sampled.token, t.index);
+    s->tokens[s->n_tokens++] = t.sampled.token;
+    bt_batch_sampled(e->batch, slot, t.finish != BT_FINISH_NONE);
+    if (e->hooks.on_token != NULL) {
+        e->hooks.on_token(e->hooks.arg, &t);
+    }
+}
+
+/* Samples and reports, in the order of the spans. */
+static void deliver(struct bt_engine *e)
+{
+    const float *logits = e->logits;
+
+    for (uint32_t i = 0; i < e->plan.n_spans; i++) {
+        const struct bt_batch_span *sp = &e->plan.spans[i];
+        const struct bt_batch_seq *b = bt_batch_seq(e->batch, sp->slot);
+        struct seq *s = &e->seqs[sp->slot];
+        uint32_t first, end;
+
+        echo_range(e, sp, &first, &end);
+        for (uint32_t p = first; p < end; p++, logits += e->info->vocab) {
+            struct bt_sampled lp;
+
+            if (!b->cancelled && e->hooks.on_prompt_logprob != NULL) {
+                bt_sampler_logprobs(e->sampler, logits, s->tokens[p + 1], s->sampling.n_top, &lp);
+                e->hooks.on_prompt_logprob(e->hooks.arg, b->id, p + 1, &lp);
+            }
+        }
+        if (sp->last) {
+            if (!b->cancelled) {
+                sample_next(e, sp->slot, logits);
+            }
+            logits += e->info->vocab;
+        }
+    }
+}
+
+static void tell_plan(struct bt_engine *e)
+{
+    for (uint32_t i = 0; i < e->plan.n_preempted; i++) {
+        seq_free(e, (uint32_t)e->plan.preempted[i]);
+        if (e->hooks.on_preempted != NULL) {
+            e->hooks.on_preempted(e->hooks.arg, e->plan.preempted[i]);
+        }
+    }
+    for (uint32_t i = 0; e->hooks.on_started != NULL && i < e->plan.n_started; i++) {
+        e->hooks.on_started(e->hooks.arg, bt_batch_seq(e->batch, e->plan.started[i])->id);
+    }
+}
+
+enum bt_status bt_engine_step(struct bt_engine *e, bool *worked, struct bt_engine_step_stats *stats)
+{
+    struct bt_model_batch mb;
+
+    bt_batch_plan(e->batch, &e->plan);
+    *worked = e->plan.n_spans > 0 || e->plan.n_preempted > 0;
+    *stats = (struct bt_engine_step_stats){.n_prefill_tokens = e->plan.n_prefill_tokens,
+                                           .n_decode_tokens =
+                                               e->plan.n_tokens - e->plan.n_prefill_tokens,
+                                           .n_spans = e->plan.n_spans};
+    tell_plan(e);
+    if (e->plan.n_spans == 0) {
+        return BT_OK;
+    }
+    fill_batch(e, &mb);
+    uint64_t t0 = bt_clock_ns();
+    enum bt_status st = bt_model_forward(e->model, e->ws, &e->pool.kv, &mb);
+
+    stats->compute_ns = bt_clock_ns() - t0;
+    if (st != BT_OK) {
+        bt_batch_abandon(e->batch);
+        return st == BT_ERR_CANCELLED ? BT_OK : st;
+    }
+    bt_batch_commit(e->batch);
+    deliver(e);
+    return BT_OK;
+}

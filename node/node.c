@@ -1,0 +1,633 @@
+/* A daemon's frame: start in order, run the loop, drain, stop in reverse order. Owns the threads and connections;
+ * refuses to know what a job is. */
+
+#include "node/node.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+#include "base/arena.h"
+#include "base/assert.h"
+#include "base/clock.h"
+#include "base/hash.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/notify.h"
+#include "net/addr.h"
+#include "net/grpc.h"
+#include "net/http.h"
+#include "net/loop.h"
+#include "node/node_int.h"
+
+#define TICK_NS          (100 * BT_NS_PER_MS)
+#define CONTROL_ARENA    ((size_t)1 << 20)
+#define OUTBOX_ARENA     ((size_t)256 << 20)
+#define TRANSFER_COMMANDS 65536u
+
+/* ---- outputs ---- */
+
+static void flush_router(struct bt_node *n, uint32_t router)
+{
+    struct outbox *b = &n->p->outboxes[router];
+
+    if (b->n == 0) {
+        return;
+    }
+    struct bt_from_daemon m = {.kind = BT_FROM_DAEMON_OUTPUTS};
+
+    m.outputs.n = b->n;
+    m.outputs.outputs = b->items;
+    bt_router_link_send(n->link, router, &m);
+    b->n = 0;
+    bt_arena_reset(&b->arena);
+}
+
+static void flush_all(struct bt_task *t, void *arg)
+{
+    struct bt_node *n = arg;
+
+    (void)t;
+    for (uint32_t i = 0; i < BT_ROUTERS_MAX; i++) {
+        flush_router(n, i);
+    }
+}
+
+static bool outbox_copy(struct outbox *b, const struct bt_msg_output *o, struct bt_msg_output *out)
+{
+    struct bt_sampled *tokens = bt_arena_alloc(&b->arena, o->n_tokens * sizeof *tokens);
+    struct bt_sampled *prompt = bt_arena_alloc(&b->arena, o->n_prompt_logprobs * sizeof *prompt);
+
+    if (tokens == NULL || prompt == NULL) {
+        return false;
+    }
+    if (o->n_tokens > 0) {
+        memcpy(tokens, o->tokens, o->n_tokens * sizeof *tokens);
+    }
+    if (o->n_prompt_logprobs > 0) {
+        memcpy(prompt, o->prompt_logprobs, o->n_prompt_logprobs * sizeof *prompt);
+    }
+    *out = *o;
+    out->tokens = tokens;
+    out->prompt_logprobs = prompt;
+    return true;
+}
+
+void bt_node_output(struct bt_node *n, uint32_t router, const struct bt_msg_output *o)
+{
+    BT_ASSERT(router < BT_ROUTERS_MAX);
+    struct outbox *b = &n->p->outboxes[router];
+
+    if (b->n == b->cap) {
+        size_t cap = b->cap == 0 ? 64 : b->cap * 2;
+        struct bt_msg_output *grown = bt_realloc(b->items, cap * sizeof *grown);
+
+        if (grown != NULL) {
+            b->items = grown;
+            b->cap = cap;
+        }
+    }
+    if (b->n == b->cap || !outbox_copy(b, o, &b->items[b->n])) {
+        bt_log_error("node", "out of memory: an output is lost, its request will be cut");
+        return;
+    }
+    b->n++;
+    bt_task_defer(n->loop, &n->p->flush, flush_all, n);
+}
+
+void bt_node_attempt_end(struct bt_node *n, uint32_t router, const struct bt_msg_attempt_end *e)
+{
+    flush_router(n, router);
+    bt_router_link_send(n->link, router,
+                        &(struct bt_from_daemon){.kind = BT_FROM_DAEMON_ATTEMPT_END, .attempt_end = *e});
+}
+
+/* ---- control messages ---- */
+
+void bt_node_control(struct bt_node *n, uint64_t conn, const struct bt_control *m)
+{
+    struct bt_buf *b = &n->p->control;
+    char t[9];
+
+    bt_buf_clear(b);
+    enum bt_status st = bt_control_encode(m, b);
+
+    if (st == BT_OK) {
+        st = bt_xfer_send_ctrl(n->xfer, conn, b->data, b->len);
+    }
+    if (st != BT_OK) {
+        bt_log_warn("node", "ticket %s: cannot send %s: %s", bt_ticket_text(&m->ticket, t), bt_control_name(m->kind),
+                    bt_status_str(st));
+    }
+}
+
+void bt_node_must(enum bt_status st)
+{
+    BT_ASSERT(st == BT_OK);
+}
+
+static void on_control(struct bt_node *n, const struct bt_xfer_event *ev)
+{
+    struct bt_control m;
+    struct bt_err err = {0};
+
+    bt_arena_reset(&n->p->control_arena);
+    if (bt_control_decode(ev->data, ev->n_bytes, &n->p->control_arena, &m, &err) != BT_OK) {
+        bt_log_warn("node", "peer %016llx: %s", (unsigned long long)ev->instance, err.msg);
+        return;
+    }
+    n->hooks.on_control(n->hooks.arg, ev->peer, &m);
+}
+
+/* ---- load ---- */
+
+void bt_node_set_transport(struct bt_node *n, uint64_t instance, const char *text)
+{
+    struct bt_node_private *p = n->p;
+    uint32_t i = 0;
+
+    while (i < p->n_transports && p->transports[i].instance != instance) {
+        i++;
+    }
+    if (text[0] == '\0') {
+        if (i < p->n_transports) {
+            p->transports[i] = p->transports[--p->n_transports];
+        }
+        return;
+    }
+    if (i == PEERS_MAX) {
+        return; /* shown in the log only */
+    }
+    p->n_transports += i == p->n_transports;
+    p->transports[i].instance = instance;
+    snprintf(p->transports[i].text, sizeof p->transports[i].text, "%s", text);
+}
+
+static void node_load(void *arg, struct bt_msg_load *out)
+{
+    struct bt_node *n = arg;
+    struct bt_node_private *p = n->p;
+    struct bt_engine_snapshot s = bt_engine_thread_snapshot(n->engine);
+    struct bt_xfer_stats x;
+
+    bt_xfer_stats(n->xfer, &x);
+    for (uint32_t i = 0; i < p->n_transports; i++) {
+        p->transport_msgs[i] = (struct bt_msg_transport){p->transports[i].instance, p->transports[i].text};
+    }
+    *out = (struct bt_msg_load){
+        .waiting = s.load.n_waiting,
+        .running = s.load.n_running,
+        .held = s.load.n_held,
+        .landing = s.load.n_landing,
+        .waiting_tokens = s.load.waiting_tokens,
+        .pages_free = s.pages.free,
+        .pages_cached = s.pages.cached,
+        .pages_leased = s.pages.leased,
+        .pages_quarantined = s.pages.quarantined,
+        .prefill_tokens_per_s = s.prefill_tokens_per_s,
+        .decode_step_ms = s.decode_step_ms,
+        .transfer_failures = bt_node_transfer_failures(&x),
+        .stale_messages = x.drop_unknown + x.drop_generation + x.drop_peer + x.drop_range + x.drop_malformed,
+        .n_transports = p->n_transports,
+        .transports = p->transport_msgs,
+    };
+    n->hooks.load(n->hooks.arg, out);
+}
+
+/* ---- events ---- */
+
+static void on_engine(void *arg, const struct bt_engine_ev *ev)
+{
+    struct bt_node *n = arg;
+
+    if (ev->kind == BT_ENGINE_EV_STEP) {
+        bt_node_metrics_step(n, &ev->step);
+    }
+    n->hooks.on_engine(n->hooks.arg, ev);
+}
+
+static void on_xfer_wake(void *arg) /* transfer thread */
+{
+    struct bt_node *n = arg;
+    uint8_t one = 1;
+
+    if (!bt_inbox_post(n->p->xfer_inbox, &one)) {
+        return; /* wakes are already waiting */
+    }
+}
+
+static void on_xfer_inbox(void *arg, const void *msg)
+{
+    struct bt_node *n = arg;
+    struct bt_xfer_event ev;
+
+    (void)msg;
+    while (n->xfer != NULL && bt_xfer_poll(n->xfer, &ev)) {
+        if (ev.kind == BT_XFER_PEER_UP) {
+            bt_log_info("transfer", "peer %016llx is connected over %s", (unsigned long long)ev.instance, ev.text);
+            bt_node_set_transport(n, ev.instance, ev.text);
+        } else if (ev.kind == BT_XFER_PEER_DOWN) {
+            bt_node_set_transport(n, ev.instance, "");
+            bt_log_warn("transfer", "peer %016llx: %s", (unsigned long long)ev.instance, ev.text);
+        }
+        if (ev.kind == BT_XFER_CTRL) {
+            on_control(n, &ev);
+        } else {
+            n->hooks.on_xfer(n->hooks.arg, &ev);
+        }
+        bt_xfer_event_free(&ev);
+    }
+}
+
+static void on_router_up(void *arg, uint32_t router)
+{
+    struct bt_node *n = arg;
+
+    (void)router;
+    if (!n->p->was_up) {
+        n->p->was_up = true;
+        bt_log_info("node", "ready");
+        bt_notify("READY=1");
+    }
+    bt_node_health_changed(n);
+}
+
+static void on_router_lost(void *arg, uint32_t router)
+{
+    struct bt_node *n = arg;
+
+    n->p->outboxes[router].n = 0;
+    bt_arena_reset(&n->p->outboxes[router].arena);
+    n->hooks.on_router_lost(n->hooks.arg, router);
+    bt_node_health_changed(n);
+}
+
+static void on_router_message(void *arg, uint32_t router, const struct bt_from_router *m)
+{
+    struct bt_node *n = arg;
+
+    n->hooks.on_router(n->hooks.arg, router, m);
+}
+
+static void on_tick(struct bt_timer *t, void *arg)
+{
+    struct bt_node *n = arg;
+    struct bt_node_private *p = n->p;
+    uint64_t now = bt_net_loop_now(n->loop);
+
+    n->hooks.on_tick(n->hooks.arg, now);
+    if (p->draining && (n->hooks.jobs(n->hooks.arg) == 0 || now >= p->drain_end)) {
+        if (n->hooks.jobs(n->hooks.arg) > 0) {
+            bt_log_warn("node", "drain timed out with %u sequences unfinished", n->hooks.jobs(n->hooks.arg));
+        }
+        bt_net_loop_stop(n->loop);
+        return;
+    }
+    bt_timer_start(n->loop, t, TICK_NS, on_tick, n);
+}
+
+static void on_signal(void *arg, int signum)
+{
+    struct bt_node *n = arg;
+    struct bt_node_private *p = n->p;
+
+    if (p->draining) {
+        bt_log_info("node", "second signal %d: stopping now", signum);
+        bt_net_loop_stop(n->loop);
+        return;
+    }
+    bt_log_info("node", "draining");
+    bt_notify("STOPPING=1");
+    p->draining = true;
+    p->drain_end = bt_net_loop_now(n->loop) + n->cfg.drain_timeout;
+    bt_router_link_drain(n->link);
+    bt_node_health_changed(n);
+}
+
+/* ---- start ---- */
+
+static enum bt_status all_routers_loopback(const char *routers, bool *all, struct bt_err *err)
+{
+    char one[BT_ADDR_TEXT_MAX];
+
+    *all = true;
+    for (const char *p = routers; *p != '\0';) {
+        size_t n = strcspn(p, ",");
+        struct bt_hostport hp;
+
+        if (n >= sizeof one) {
+            return bt_err_set(err, BT_ERR_INVALID, "--router: address too long");
+        }
+        memcpy(one, p, n);
+        one[n] = '\0';
+        enum bt_status st = bt_hostport_parse(one, -1, &hp, err);
+
+        if (st != BT_OK) {
+            bt_err_prefix(err, "--router: ");
+            return st;
+        }
+        *all = *all && bt_hostport_is_loopback(&hp);
+        p += n + (p[n] == ',');
+    }
+    return BT_OK;
+}
+
+/* Where a decode node listens for pages; checked against where the routers are. */
+static enum bt_status transfer_address(struct bt_node *n, char out[BT_ADDR_TEXT_MAX], struct bt_err *err)
+{
+    bool local = false;
+    struct bt_hostport hp;
+    enum bt_status st = all_routers_loopback(n->cfg.router, &local, err);
+
+    if (st != BT_OK) {
+        return st;
+    }
+    if (n->cfg.transfer == NULL) {
+        if (!local) {
+            return bt_err_set(err, BT_ERR_INVALID,
+                              "--transfer is needed: the routers are on other machines, so say under which address "
+                              "prefill nodes reach this one");
+        }
+        snprintf(out, BT_ADDR_TEXT_MAX, "127.0.0.1:0");
+        return BT_OK;
+    }
+    st = bt_hostport_parse(n->cfg.transfer, 0, &hp, err);
+    if (st != BT_OK) {
+        bt_err_prefix(err, "--transfer: ");
+        return st;
+    }
+    if (bt_hostport_is_any(&hp)) {
+        return bt_err_set(err, BT_ERR_INVALID, "--transfer %s: peers cannot dial this; give an address of this machine",
+                          n->cfg.transfer);
+    }
+    if (bt_hostport_is_loopback(&hp) && !local) {
+        return bt_err_set(err, BT_ERR_INVALID,
+                          "--transfer %s is a loopback address, but a router is remote: a prefill node on another "
+                          "machine cannot reach it",
+                          n->cfg.transfer);
+    }
+    bt_hostport_text(&hp, out);
+    return BT_OK;
+}
+
+static enum bt_status check_cfg(struct bt_node *n, struct bt_err *err)
+{
+    static const char *const backends[] = {"cpu", "cuda", "emulated"};
+    static const char *const roles[] = {"prefill", "decode", "both"};
+    int own = n->hooks.role == BT_ROLE_PREFILL ? 0 : 1;
+
+    if (n->cfg.router == NULL) {
+        return bt_err_set(err, BT_ERR_INVALID, "--router is missing");
+    }
+    if (n->cfg.model == NULL) {
+        return bt_err_set(err, BT_ERR_INVALID, "--model is missing");
+    }
+    if (n->cfg.backend != 0) {
+        return bt_err_set(err, BT_ERR_INVALID, "--backend %s: this build has the cpu backend only",
+                          backends[n->cfg.backend]);
+    }
+    if (n->cfg.role != own) {
+        return bt_err_set(err, BT_ERR_INVALID, "--role %s: this daemon serves the role %s only", roles[n->cfg.role],
+                          roles[own]);
+    }
+    return BT_OK;
+}
+
+static void on_load_progress(void *arg, double fraction)
+{
+    struct bt_node *n = arg;
+    int tenth = (int)(fraction * 10);
+
+    if (tenth > n->p->load_tenth) {
+        n->p->load_tenth = tenth;
+        bt_log_info("node", "loading the model: %d %%", tenth * 10);
+    }
+}
+
+static enum bt_status start_engine(struct bt_node *n, struct bt_err *err)
+{
+    static const char *const isas[] = {"auto", "plain", "avx2", "avx512"};
+    static const enum bt_dtype dtypes[] = {BT_DTYPE_F32, BT_DTYPE_F16, BT_DTYPE_BF16};
+    struct bt_engine *e = NULL;
+    uint64_t t0 = bt_clock_ns();
+    struct bt_engine_opts o = {
+        .model_path = n->cfg.model,
+        .backend = "cpu",
+        .isa = isas[n->cfg.isa],
+        .n_threads = n->cfg.threads,
+        .kv_bytes = n->cfg.kv_bytes,
+        .page_tokens = n->cfg.page_tokens,
+        .kv_dtype = dtypes[n->cfg.kv_dtype],
+        .chunk_tokens = n->cfg.chunk_tokens,
+        .max_batch = n->hooks.role == BT_ROLE_DECODE ? n->cfg.max_batch : 64,
+        .max_seqs = n->cfg.max_jobs,
+        .load_progress = on_load_progress,
+        .load_arg = n,
+    };
+    enum bt_status st = bt_engine_create(&o, &e, err);
+
+    if (st != BT_OK) {
+        return st;
+    }
+    n->model = bt_engine_model(e);
+    n->layout = bt_engine_layout(e);
+    bt_log_info("node", "model %s (%s, %.1f M parameters) loaded in %.0f ms; %s; kv %s, up to %u tokens a sequence",
+                n->model->name, n->model->arch, (double)n->model->n_params / 1e6,
+                (double)(bt_clock_ns() - t0) / 1e6, bt_engine_describe(e), n->layout->kv_layout,
+                bt_engine_max_tokens(e));
+    st = bt_engine_thread_start(n->loop, e, n->cfg.max_jobs, on_engine, n, &n->engine);
+    return st == BT_OK ? BT_OK : bt_err_set(err, st, "cannot start the engine thread");
+}
+
+static enum bt_status start_transfer(struct bt_node *n, struct bt_err *err)
+{
+    char address[BT_ADDR_TEXT_MAX];
+    char fingerprint[128];
+    enum bt_status st = bt_inbox_create(n->loop, 1, 4, on_xfer_inbox, n, &n->p->xfer_inbox);
+
+    if (st != BT_OK) {
+        return bt_err_set(err, st, "cannot create the transfer inbox");
+    }
+    if (n->hooks.role == BT_ROLE_DECODE) {
+        st = transfer_address(n, address, err);
+        if (st != BT_OK) {
+            return st;
+        }
+    }
+    snprintf(fingerprint, sizeof fingerprint, "%016llx/%s", (unsigned long long)n->layout->fingerprint,
+             n->layout->numerics);
+    return bt_xfer_create(&(struct bt_xfer_opts){.listen = n->hooks.role == BT_ROLE_DECODE ? address : NULL,
+                                                 .tls = n->cfg.transport,
+                                                 .instance = n->instance,
+                                                 .fingerprint = fingerprint,
+                                                 .layout = n->layout->kv_layout,
+                                                 .heartbeat_ns = n->cfg.heartbeat,
+                                                 .lease_ns = n->cfg.lease,
+                                                 .stall_ns = n->cfg.transfer_deadline,
+                                                 .peers_max = PEERS_MAX,
+                                                 .landings_max = n->cfg.max_jobs,
+                                                 .commands_max = TRANSFER_COMMANDS,
+                                                 .wake = on_xfer_wake,
+                                                 .wake_arg = n},
+                          &n->xfer, err);
+}
+
+static enum bt_status start_link(struct bt_node *n, struct bt_err *err)
+{
+    const struct bt_engine *e = bt_engine_thread_engine(n->engine);
+    uint32_t n_pages = 0;
+
+    for (uint32_t g = 0; g < n->layout->n_groups; g++) {
+        n_pages += n->layout->groups[g].n_pages;
+    }
+    if (n->cfg.name == NULL) {
+        char name[64];
+
+        snprintf(name, sizeof name, "%s-%ld", bt_role_name(n->hooks.role), (long)getpid());
+        n->cfg.name = bt_strdup(name);
+    }
+    struct bt_router_link_opts o = {
+        .routers = n->cfg.router,
+        .hello = {.version_min = BT_SESSION_VERSION_MIN,
+                  .version_max = BT_SESSION_VERSION_MAX,
+                  .role = n->hooks.role,
+                  .instance = n->instance,
+                  .name = n->cfg.name,
+                  .fingerprint = n->layout->fingerprint,
+                  .numerics = n->layout->numerics,
+                  .kv_layout = n->layout->kv_layout,
+                  .model_name = n->cfg.model_name != NULL ? n->cfg.model_name : n->model->name,
+                  .transfer_address = bt_xfer_address(n->xfer),
+                  .backend = bt_engine_describe(e),
+                  .page_tokens = n->cfg.page_tokens,
+                  .n_pages = n_pages,
+                  .max_batch = n->cfg.max_batch,
+                  .max_tokens = bt_engine_max_tokens(e),
+                  .context = n->model->context,
+                  .vocab = n->model->vocab,
+                  .chunk_tokens = n->cfg.chunk_tokens,
+                  .lease_ms = n->cfg.lease / BT_NS_PER_MS},
+        .heartbeat_ns = n->cfg.heartbeat,
+        .lease_ns = n->cfg.lease,
+        .arg = n,
+        .load = node_load,
+        .on_up = on_router_up,
+        .on_lost = on_router_lost,
+        .on_message = on_router_message,
+    };
+
+    if (n->hooks.role == BT_ROLE_DECODE) {
+        bt_log_info("transfer", "listening for KV pages on %s", bt_xfer_address(n->xfer));
+    }
+    return bt_router_link_create(n->loop, &o, &n->link, err);
+}
+
+static enum bt_status node_start(struct bt_node *n, struct bt_err *err)
+{
+    enum bt_status st = bt_net_loop_create(&n->loop);
+
+    if (st == BT_OK) {
+        st = check_cfg(n, err);
+    }
+    if (st == BT_OK) {
+        st = start_engine(n, err);
+    }
+    if (st == BT_OK) {
+        st = start_transfer(n, err);
+    }
+    if (st == BT_OK) {
+        n->hooks.on_ready(n->hooks.arg, n);
+        st = bt_node_health_start(n, err);
+    }
+    if (st == BT_OK) {
+        st = start_link(n, err);
+    }
+    if (st == BT_OK) {
+        st = bt_net_signal_start(n->loop, SIGTERM, on_signal, n, &n->p->sigterm);
+    }
+    if (st == BT_OK) {
+        st = bt_net_signal_start(n->loop, SIGINT, on_signal, n, &n->p->sigint);
+    }
+    if (st == BT_OK) {
+        bt_timer_start(n->loop, &n->p->tick, TICK_NS, on_tick, n);
+    }
+    return st;
+}
+
+/* Reverse order; every step copes with a start that failed before it. */
+static void node_stop(struct bt_node *n)
+{
+    struct bt_node_private *p = n->p;
+
+    if (n->loop == NULL) {
+        return;
+    }
+    bt_timer_stop(n->loop, &p->tick);
+    bt_task_cancel(n->loop, &p->flush);
+    bt_net_signal_stop(p->sigterm);
+    bt_net_signal_stop(p->sigint);
+    if (n->link != NULL) {
+        flush_all(NULL, n);
+        bt_net_loop_step(n->loop, 10 * BT_NS_PER_MS); /* last outputs leave */
+    }
+    bt_router_link_destroy(n->link);
+    bt_node_health_stop(n);
+    if (n->xfer != NULL) {
+        struct bt_xfer *x = n->xfer;
+
+        n->xfer = NULL;
+        bt_xfer_destroy(x);
+    }
+    bt_engine_thread_stop(n->engine);
+    if (p->xfer_inbox != NULL) {
+        bt_inbox_destroy(p->xfer_inbox);
+    }
+    bt_arena_fini(&p->control_arena);
+    bt_buf_fini(&p->control);
+    for (uint32_t i = 0; i < BT_ROUTERS_MAX; i++) {
+        bt_arena_fini(&p->outboxes[i].arena);
+        bt_free(p->outboxes[i].items);
+    }
+    bt_net_loop_destroy(n->loop);
+}
+
+int bt_node_main(const struct bt_prog *prog, int argc, char **argv, const struct bt_node_hooks *hooks)
+{
+    struct bt_node n = {.hooks = *hooks};
+    struct bt_opt_result res;
+    struct bt_err err = {0};
+
+    bt_log_thread("loop");
+    if (bt_opt_parse(prog, argc, argv, &n.cfg, &res, &err) != BT_OK) {
+        fprintf(stderr, "%s: %s\n", prog->name, err.msg);
+        return 2;
+    }
+    if (res.exit_now) {
+        bt_opt_free(prog, &n.cfg);
+        return 0;
+    }
+    n.p = bt_calloc(1, sizeof *n.p);
+    if (n.p == NULL) {
+        fprintf(stderr, "%s: out of memory\n", prog->name);
+        return 1;
+    }
+    for (uint32_t i = 0; i < BT_ROUTERS_MAX; i++) {
+        bt_arena_init(&n.p->outboxes[i].arena, OUTBOX_ARENA);
+    }
+    bt_arena_init(&n.p->control_arena, CONTROL_ARENA);
+    do {
+        bt_random_bytes(&n.instance, sizeof n.instance);
+    } while (n.instance == 0);
+    enum bt_status st = node_start(&n, &err);
+
+    if (st == BT_OK) {
+        bt_net_loop_run(n.loop);
+        bt_log_info("node", "stopped");
+    } else {
+        bt_log_error("node", "%s", err.msg[0] != '\0' ? err.msg : bt_status_str(st));
+    }
+    node_stop(&n);
+    bt_free(n.p);
+    bt_opt_free(prog, &n.cfg);
+    return st == BT_OK ? 0 : st == BT_ERR_INVALID ? 2 : 1;
+}

@@ -1,0 +1,76 @@
+#ifndef BT_NODE_NODE_H
+#define BT_NODE_NODE_H
+
+/* What prefilld and decoded have in common: options, the model, the engine thread, the transfer room, sessions to
+ * routers, health endpoint, drain. The daemons differ by the callbacks they give. Loop thread throughout. */
+
+#include <stdbool.h>
+#include <stdint.h>
+#include "base/options.h"
+#include "base/status.h"
+#include "net/prom.h"
+#include "node/engine_thread.h"
+#include "node/router_link.h"
+#include "proto/session.h"
+#include "proto/transfer.h"
+#include "transfer/xfer.h"
+
+struct bt_node_cfg {
+    char *router, *model, *model_name, *name, *transfer, *health, *transport;
+    int backend, kv_dtype, role, isa;
+    uint32_t threads, page_tokens, chunk_tokens, device, max_batch, max_jobs;
+    uint64_t kv_bytes, lease, heartbeat, transfer_deadline, drain_timeout;
+};
+
+/* Rows of both daemons' option tables; role_default: "prefill" or "decode". */
+extern const struct bt_opt bt_node_opts_prefill[], bt_node_opts_decode[];
+extern const size_t bt_node_n_opts_prefill, bt_node_n_opts_decode;
+
+struct bt_node;
+
+struct bt_node_hooks {
+    enum bt_role role;
+    void *arg;
+    void (*on_ready)(void *arg, struct bt_node *n); /* everything is up: create the core */
+    void (*on_engine)(void *arg, const struct bt_engine_ev *ev);
+    void (*on_xfer)(void *arg, const struct bt_xfer_event *ev); /* all but control messages */
+    void (*on_control)(void *arg, uint64_t conn, const struct bt_control *m);
+    void (*on_router)(void *arg, uint32_t router, const struct bt_from_router *m);
+    void (*on_router_lost)(void *arg, uint32_t router);
+    void (*on_tick)(void *arg, uint64_t now);
+    uint32_t (*jobs)(void *arg);                            /* unfinished work, for drain */
+    void (*load)(void *arg, struct bt_msg_load *out);       /* the daemon's own totals */
+    void (*metrics)(void *arg, struct bt_buf *out);         /* the daemon's own lines */
+};
+
+struct bt_node {
+    struct bt_node_cfg cfg;
+    struct bt_node_hooks hooks;
+    struct bt_net_loop *loop;
+    struct bt_engine_thread *engine;
+    struct bt_xfer *xfer;
+    struct bt_router_link *link;
+    uint64_t instance;
+    const struct bt_model_info *model;
+    const struct bt_engine_layout *layout;
+    struct bt_node_private *p;
+};
+
+/* Runs a daemon from argv to its end: options, model, threads, loop, drain. Returns the exit code. */
+int bt_node_main(const struct bt_prog *prog, int argc, char **argv, const struct bt_node_hooks *hooks);
+
+/* Queues an output for a router; all outputs of one wake leave as one message. Copied. */
+void bt_node_output(struct bt_node *n, uint32_t router, const struct bt_msg_output *o);
+/* Sends at once, after outputs queued before. */
+void bt_node_attempt_end(struct bt_node *n, uint32_t router, const struct bt_msg_attempt_end *e);
+
+/* Sends a control message to a peer of the transfer room. A failure is logged: deadlines end what waited for it. */
+void bt_node_control(struct bt_node *n, uint64_t conn, const struct bt_control *m);
+
+/* For the transfer calls that end work: they fail only without memory, and then the process is lost anyway. */
+void bt_node_must(enum bt_status st);
+
+/* The transport that a connected peer uses, for load reports. text "": forget it. */
+void bt_node_set_transport(struct bt_node *n, uint64_t instance, const char *text);
+
+#endif

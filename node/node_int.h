@@ -1,0 +1,47 @@
+#ifndef BT_NODE_NODE_INT_H
+#define BT_NODE_NODE_INT_H
+
+#include "base/arena.h"
+#include "net/loop.h"
+#include "node/node.h"
+
+#define PEERS_MAX 256u
+
+/* Outputs of one router that wait for the end of this wake. */
+struct outbox {
+    struct bt_msg_output *items;
+    size_t n, cap;
+    struct bt_arena arena;
+};
+
+struct bt_node_private {
+    struct outbox outboxes[BT_ROUTERS_MAX];
+    struct bt_arena control_arena; /* one received control message */
+    struct bt_buf control;         /* one sent */
+    struct bt_task flush;
+    struct bt_timer tick;
+    struct bt_inbox *xfer_inbox;
+    struct bt_net_signal *sigterm, *sigint;
+    struct {
+        uint64_t instance;
+        char text[200];
+    } transports[PEERS_MAX];
+    struct bt_msg_transport transport_msgs[PEERS_MAX];
+    uint32_t n_transports;
+    int load_tenth;
+    bool was_up, draining;
+    uint64_t drain_end;
+    /* health.c */
+    struct bt_http_server *http;
+    struct bt_grpc_server *grpc;
+    struct bt_prom_hist step_seconds, batch_tokens;
+};
+
+/* node/health.c */
+enum bt_status bt_node_health_start(struct bt_node *n, struct bt_err *err) BT_NODISCARD;
+void bt_node_health_stop(struct bt_node *n);
+void bt_node_health_changed(struct bt_node *n);
+void bt_node_metrics_step(struct bt_node *n, const struct bt_engine_step_stats *s);
+uint64_t bt_node_transfer_failures(const struct bt_xfer_stats *x);
+
+#endif

@@ -1,0 +1,469 @@
+/* prefilld's messages: what comes in goes to the core, what the core decides goes out. Decides nothing itself. */
+
+#include "prefilld/prefilld_io.h"
+
+#include <string.h>
+#include "base/assert.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "net/loop.h"
+#include "prefilld/prefilld_core.h"
+
+#define PEERS_MAX     256u
+#define RECONNECT_NS  (200 * BT_NS_PER_MS)
+
+/* What a router last said about peers. */
+struct peer_list {
+    struct bt_msg_peer *peers; /* one block with the strings */
+    size_t n;
+};
+
+/* Answers to actions, given to the core after its list was carried out. */
+struct answer {
+    enum { ANSWER_CONNECTING, ANSWER_CONNECT_FAILED, ANSWER_PUSH_FAILED, ANSWER_ENGINE_FAILED } kind;
+    uint64_t id, conn;
+    enum bt_status st;
+};
+
+struct bt_prefilld {
+    struct bt_node *node;
+    struct bt_pf_core *core;
+    struct peer_list lists[BT_ROUTERS_MAX];
+    struct answer *answers;
+    size_t n_answers, answers_cap;
+    struct bt_prom_hist prefill_seconds, queue_seconds;
+};
+
+static uint64_t now_ns(const struct bt_prefilld *p)
+{
+    return bt_net_loop_now(p->node->loop);
+}
+
+/* ---- actions out ---- */
+
+static void answer(struct bt_prefilld *p, struct answer a)
+{
+    if (p->n_answers == p->answers_cap) {
+        size_t cap = p->answers_cap == 0 ? 16 : p->answers_cap * 2;
+        struct answer *grown = bt_realloc(p->answers, cap * sizeof *grown);
+
+        BT_ASSERT(grown != NULL); /* a lost answer would leave a job for ever */
+        p->answers = grown;
+        p->answers_cap = cap;
+    }
+    p->answers[p->n_answers++] = a;
+}
+
+static void do_submit(struct bt_prefilld *p, const struct bt_pf_action *a)
+{
+    const struct bt_msg_submit *s = a->submit;
+    enum bt_status st = bt_engine_thread_submit(p->node->engine, a->job,
+                                                &(struct bt_engine_req){.tokens = s->tokens,
+                                                                        .n_tokens = (uint32_t)s->n_tokens,
+                                                                        .n_prompt = s->n_prompt,
+                                                                        .sampling = &s->sampling,
+                                                                        .hold = true,
+                                                                        .prompt_logprobs = s->prompt_logprobs});
+
+    if (st != BT_OK) {
+        answer(p, (struct answer){ANSWER_ENGINE_FAILED, a->job, 0, st});
+    }
+}
+
+static void do_push(struct bt_prefilld *p, const struct bt_pf_action *a)
+{
+    const struct bt_engine_layout *l = p->node->layout;
+    uint32_t g = a->push.group;
+    struct bt_xfer_push x = {
+        .generation = a->generation,
+        .peer = a->peer,
+        .tag = a->job,
+        .group = g,
+        .layer = a->push.layer,
+        .n_layers = 1,
+        .layer_stride = l->groups[g].layer_stride,
+        .page_stride = l->groups[g].page_stride,
+        .page_layer_bytes = l->groups[g].page_layer_bytes,
+        .base = l->groups[g].base + (size_t)a->push.layer * l->groups[g].layer_stride,
+        .n_pages = a->push.n_pages,
+        .first_page = a->push.first,
+        .page_ids = a->push.page_ids,
+    };
+
+    memcpy(x.ticket, a->ticket.b, sizeof x.ticket);
+    enum bt_status st = bt_xfer_push(p->node->xfer, &x);
+
+    if (st != BT_OK) {
+        answer(p, (struct answer){ANSWER_PUSH_FAILED, a->job, 0, st});
+    }
+}
+
+static void do_connect(struct bt_prefilld *p, const struct bt_pf_action *a)
+{
+    uint64_t conn = 0;
+    enum bt_status st = bt_xfer_connect(p->node->xfer, a->address, a->instance, &conn);
+
+    if (st != BT_OK) {
+        bt_log_warn("prefilld", "cannot dial decode node at %s: %s", a->address, bt_status_str(st));
+        answer(p, (struct answer){ANSWER_CONNECT_FAILED, a->instance, 0, st});
+        return;
+    }
+    answer(p, (struct answer){ANSWER_CONNECTING, a->instance, conn, BT_OK});
+}
+
+static void do_output(struct bt_prefilld *p, const struct bt_pf_action *a)
+{
+    if (a->output.has_stats) {
+        bt_prom_hist_observe(&p->prefill_seconds, (double)a->output.stats.prefill_ns / 1e9);
+        bt_prom_hist_observe(&p->queue_seconds, (double)a->output.stats.queue_ns / 1e9);
+    }
+    bt_node_output(p->node, a->router, &a->output);
+}
+
+static void do_action(struct bt_prefilld *p, const struct bt_pf_action *a)
+{
+    char t[9];
+
+    switch (a->kind) {
+    case BT_PF_ENGINE_SUBMIT:
+        do_submit(p, a);
+        break;
+    case BT_PF_ENGINE_CANCEL:
+        bt_engine_thread_cancel(p->node->engine, a->job);
+        break;
+    case BT_PF_ENGINE_RELEASE:
+        bt_engine_thread_release(p->node->engine, a->job);
+        break;
+    case BT_PF_PUSH:
+        do_push(p, a);
+        break;
+    case BT_PF_PUSH_CANCEL:
+        bt_node_must(bt_xfer_push_cancel(p->node->xfer, a->ticket.b));
+        break;
+    case BT_PF_CONTROL:
+        bt_node_control(p->node, a->peer, &a->control);
+        break;
+    case BT_PF_CONNECT:
+        do_connect(p, a);
+        break;
+    case BT_PF_DISCONNECT:
+        bt_node_must(bt_xfer_disconnect(p->node->xfer, a->peer));
+        break;
+    case BT_PF_OUTPUT:
+        do_output(p, a);
+        break;
+    case BT_PF_ATTEMPT_END:
+        bt_log_debug("prefilld", "ticket %s ends: %s", bt_ticket_text(&a->end.ticket, t), a->end.text);
+        bt_node_attempt_end(p->node, a->router, &a->end);
+        break;
+    case BT_PF_PEER_STATE:
+        bt_router_link_send_all(p->node->link, &(struct bt_from_daemon){.kind = BT_FROM_DAEMON_PEER_STATE,
+                                                                        .peer_state = a->peer_state});
+        break;
+    }
+}
+
+static void run_list(struct bt_prefilld *p)
+{
+    const struct bt_pf_actions *list = bt_pf_core_actions(p->core);
+
+    for (size_t i = 0; i < list->n; i++) {
+        do_action(p, &list->items[i]);
+    }
+}
+
+/* Carries out the core's list, then the lists that its answers make. */
+static void run(struct bt_prefilld *p)
+{
+    run_list(p);
+    for (size_t i = 0; i < p->n_answers; i++) {
+        struct answer a = p->answers[i];
+        uint64_t now = now_ns(p);
+
+        switch (a.kind) {
+        case ANSWER_CONNECTING:
+            bt_pf_on_connecting(p->core, now, a.id, a.conn);
+            break;
+        case ANSWER_CONNECT_FAILED:
+            bt_pf_on_connect_failed(p->core, now, a.id, bt_status_str(a.st));
+            break;
+        case ANSWER_PUSH_FAILED:
+            bt_pf_on_pushed(p->core, now, a.id, a.st);
+            break;
+        case ANSWER_ENGINE_FAILED:
+            bt_pf_on_engine_failed(p->core, now, a.id, a.st, bt_status_str(a.st));
+            break;
+        }
+        run_list(p);
+    }
+    p->n_answers = 0;
+}
+
+/* ---- events in ---- */
+
+static void on_engine(void *arg, const struct bt_engine_ev *ev)
+{
+    struct bt_prefilld *p = arg;
+    uint64_t now = now_ns(p);
+
+    switch (ev->kind) {
+    case BT_ENGINE_EV_FAILED:
+        bt_pf_on_engine_failed(p->core, now, ev->job, ev->status, ev->text);
+        break;
+    case BT_ENGINE_EV_STARTED:
+        bt_pf_on_engine_started(p->core, now, ev->job);
+        break;
+    case BT_ENGINE_EV_PAGES:
+        bt_pf_on_engine_pages(p->core, now, ev->job, ev->pages.group, ev->pages.layer, ev->pages.first, ev->pages.end,
+                              ev->pages.page_ids);
+        break;
+    case BT_ENGINE_EV_TOKEN:
+        bt_pf_on_engine_token(p->core, now, ev->job, ev->token.index, &ev->token.sampled, (uint32_t)ev->token.finish);
+        break;
+    case BT_ENGINE_EV_PROMPT_LOGPROBS:
+        bt_pf_on_engine_prompt_logprobs(p->core, now, ev->job, ev->prompt_logprobs.first, ev->prompt_logprobs.list,
+                                        ev->prompt_logprobs.n);
+        break;
+    case BT_ENGINE_EV_PREEMPTED:
+        bt_pf_on_engine_preempted(p->core, now, ev->job);
+        break;
+    case BT_ENGINE_EV_LANDED:
+    case BT_ENGINE_EV_STEP:
+        return;
+    }
+    run(p);
+}
+
+static void on_control(void *arg, uint64_t conn, const struct bt_control *m)
+{
+    struct bt_prefilld *p = arg;
+
+    bt_pf_on_control(p->core, now_ns(p), conn, m);
+    run(p);
+}
+
+static void on_xfer(void *arg, const struct bt_xfer_event *ev)
+{
+    struct bt_prefilld *p = arg;
+    uint64_t now = now_ns(p);
+
+    switch (ev->kind) {
+    case BT_XFER_PEER_UP:
+        bt_pf_on_peer_up(p->core, now, ev->peer);
+        break;
+    case BT_XFER_PEER_DOWN:
+        bt_pf_on_peer_down(p->core, now, ev->peer, ev->text);
+        break;
+    case BT_XFER_PUSHED:
+        bt_pf_on_pushed(p->core, now, ev->tag, ev->status);
+        break;
+    case BT_XFER_CTRL:
+    case BT_XFER_LANDED:
+    case BT_XFER_LAND_FULL:
+    case BT_XFER_LAND_CLOSED:
+        return; /* nothing lands on a prefill node */
+    }
+    run(p);
+}
+
+static bool peer_list_set(struct peer_list *l, const struct bt_msg_peer *peers, size_t n)
+{
+    size_t bytes = n * sizeof *peers;
+
+    for (size_t i = 0; i < n; i++) {
+        bytes += strlen(peers[i].address) + strlen(peers[i].name) + 2;
+    }
+    struct bt_msg_peer *copy = bt_alloc(bytes);
+
+    if (copy == NULL) {
+        return false;
+    }
+    char *text = (char *)(copy + n);
+
+    for (size_t i = 0; i < n; i++) {
+        size_t address = strlen(peers[i].address) + 1;
+        size_t name = strlen(peers[i].name) + 1;
+
+        memcpy(text, peers[i].address, address);
+        memcpy(text + address, peers[i].name, name);
+        copy[i] = (struct bt_msg_peer){peers[i].instance, text, text + address};
+        text += address + name;
+    }
+    bt_free(l->peers);
+    *l = (struct peer_list){copy, n};
+    return true;
+}
+
+/* The core gets the union of what all routers allow. */
+static void update_peers(struct bt_prefilld *p)
+{
+    struct bt_msg_peer all[PEERS_MAX];
+    size_t n = 0;
+
+    for (uint32_t r = 0; r < BT_ROUTERS_MAX; r++) {
+        for (size_t i = 0; i < p->lists[r].n && n < PEERS_MAX; i++) {
+            size_t k = 0;
+
+            while (k < n && all[k].instance != p->lists[r].peers[i].instance) {
+                k++;
+            }
+            if (k == n) {
+                all[n++] = p->lists[r].peers[i];
+            }
+        }
+    }
+    bt_pf_on_peers(p->core, now_ns(p), all, n);
+    run(p);
+}
+
+static void on_router(void *arg, uint32_t router, const struct bt_from_router *m)
+{
+    struct bt_prefilld *p = arg;
+
+    switch (m->kind) {
+    case BT_FROM_ROUTER_SUBMIT:
+        bt_pf_on_submit(p->core, now_ns(p), router, &m->submit);
+        run(p);
+        break;
+    case BT_FROM_ROUTER_CANCEL:
+        bt_pf_on_cancel(p->core, now_ns(p), router, &m->cancel.ticket);
+        run(p);
+        break;
+    case BT_FROM_ROUTER_PEERS:
+        if (!peer_list_set(&p->lists[router], m->peers.peers, m->peers.n)) {
+            bt_log_error("prefilld", "out of memory: peer list of a router not taken");
+            return;
+        }
+        update_peers(p);
+        break;
+    case BT_FROM_ROUTER_WELCOME:
+    case BT_FROM_ROUTER_HEARTBEAT:
+        break;
+    }
+}
+
+static void on_router_lost(void *arg, uint32_t router)
+{
+    struct bt_prefilld *p = arg;
+
+    bt_pf_on_router_lost(p->core, now_ns(p), router);
+    run(p);
+    bt_free(p->lists[router].peers);
+    p->lists[router] = (struct peer_list){0};
+    update_peers(p);
+}
+
+static void on_tick(void *arg, uint64_t now)
+{
+    struct bt_prefilld *p = arg;
+
+    bt_pf_on_tick(p->core, now);
+    run(p);
+}
+
+static uint32_t jobs(void *arg)
+{
+    struct bt_prefilld *p = arg;
+
+    return bt_pf_core_jobs(p->core);
+}
+
+static void load(void *arg, struct bt_msg_load *out)
+{
+    struct bt_prefilld *p = arg;
+
+    out->stale_messages += bt_pf_core_stats(p->core)->stale;
+}
+
+static void metrics(void *arg, struct bt_buf *out)
+{
+    struct bt_prefilld *p = arg;
+    const struct bt_pf_stats *s = bt_pf_core_stats(p->core);
+
+    bt_prom_head(out, "baton_prefill_seconds", BT_PROM_HISTOGRAM, "From the first chunk to the first token.");
+    bt_prom_hist_render(out, "baton_prefill_seconds", NULL, 0, &p->prefill_seconds);
+    bt_prom_head(out, "baton_queue_seconds", BT_PROM_HISTOGRAM, "From submit to the first chunk.");
+    bt_prom_hist_render(out, "baton_queue_seconds", NULL, 0, &p->queue_seconds);
+    bt_prom_head(out, "baton_handoffs_total", BT_PROM_COUNTER, "Hand-offs sent to decode nodes.");
+    bt_prom_u64(out, "baton_handoffs_total", NULL, 0, s->handoffs);
+    bt_prom_head(out, "baton_attempts_failed_total", BT_PROM_COUNTER, "Attempts that this node gave up.");
+    bt_prom_u64(out, "baton_attempts_failed_total", NULL, 0, s->failures);
+}
+
+/* ---- life ---- */
+
+static void on_ready(void *arg, struct bt_node *n)
+{
+    struct bt_prefilld *p = arg;
+    struct bt_pf_opts o = {
+        .max_jobs = n->cfg.max_jobs,
+        .peers_max = PEERS_MAX,
+        .n_groups = n->layout->n_groups,
+        .page_tokens = n->cfg.page_tokens,
+        .reconnect_ns = RECONNECT_NS,
+        .unreachable_ns = n->cfg.lease,
+        .grant_ns = n->cfg.transfer_deadline,
+    };
+
+    for (uint32_t g = 0; g < o.n_groups; g++) {
+        o.n_layers[g] = n->layout->groups[g].n_layers;
+        o.window[g] = n->layout->groups[g].window;
+    }
+    p->node = n;
+    enum bt_status st = bt_pf_core_create(&o, &p->core);
+
+    BT_ASSERT(st == BT_OK); /* at start, before anything was promised */
+}
+
+enum bt_status bt_prefilld_create(struct bt_prefilld **out)
+{
+    static const char buckets[] = "0.001,0.0025,0.005,0.01,0.025,0.05,0.1,0.25,0.5,1,2.5,5,10,30,60";
+    struct bt_prefilld *p = bt_calloc(1, sizeof *p);
+
+    if (p == NULL) {
+        return BT_ERR_NOMEM;
+    }
+    enum bt_status st = bt_prom_hist_init_text(&p->prefill_seconds, buckets, NULL);
+
+    if (st == BT_OK) {
+        st = bt_prom_hist_init_text(&p->queue_seconds, buckets, NULL);
+    }
+    if (st != BT_OK) {
+        bt_prefilld_destroy(p);
+        return st;
+    }
+    *out = p;
+    return BT_OK;
+}
+
+void bt_prefilld_destroy(struct bt_prefilld *p)
+{
+    if (p == NULL) {
+        return;
+    }
+    for (uint32_t i = 0; i < BT_ROUTERS_MAX; i++) {
+        bt_free(p->lists[i].peers);
+    }
+    bt_pf_core_destroy(p->core);
+    bt_free(p->answers);
+    bt_free(p);
+}
+
+struct bt_node_hooks bt_prefilld_hooks(struct bt_prefilld *p)
+{
+    return (struct bt_node_hooks){
+        .role = BT_ROLE_PREFILL,
+        .arg = p,
+        .on_ready = on_ready,
+        .on_engine = on_engine,
+        .on_xfer = on_xfer,
+        .on_control = on_control,
+        .on_router = on_router,
+        .on_router_lost = on_router_lost,
+        .on_tick = on_tick,
+        .jobs = jobs,
+        .load = load,
+        .metrics = metrics,
+    };
+}

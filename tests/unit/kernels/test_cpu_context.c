@@ -1,0 +1,87 @@
+/* Life of a CPU context and its weights: options, descriptions, memory, and every allocation failing once. */
+
+#include "base/mem.h"
+#include "kernels/backend.h"
+#include "tests/check.h"
+
+static void test_options(void)
+{
+    struct bt_kctx *k = NULL;
+    struct bt_err err = {0};
+
+    CHECK_EQ(bt_k_create_cpu(&(struct bt_k_opts){.n_threads = 1, .isa = "plain"}, &k, &err), BT_OK);
+    CHECK_STR(bt_k_numerics(k), "cpu-f32");
+    CHECK_STR(bt_k_describe(k), "cpu plain, 1 thread");
+    bt_k_destroy(k);
+    CHECK_EQ(bt_k_create_cpu(&(struct bt_k_opts){0}, &k, &err), BT_OK);
+    CHECK_STR(bt_k_numerics(k), "cpu-f32");
+    bt_k_destroy(k);
+    CHECK_EQ(bt_k_create_cpu(&(struct bt_k_opts){.isa = "sse9"}, &k, &err), BT_ERR_INVALID);
+    CHECK(strstr(err.msg, "sse9") != NULL);
+    CHECK_EQ(bt_k_create_cpu(&(struct bt_k_opts){.device = 1}, &k, &err), BT_ERR_INVALID);
+    CHECK_EQ(bt_k_create_cpu(&(struct bt_k_opts){.n_threads = 100000}, &k, &err), BT_ERR_INVALID);
+    bt_k_destroy(NULL);
+}
+
+static void test_memory(void)
+{
+    static const size_t sizes[] = {1, 4096, 1000000, 9000000};
+    struct bt_kctx *k = NULL;
+
+    CHECK_EQ(bt_k_create_cpu(&(struct bt_k_opts){.n_threads = 1}, &k, NULL), BT_OK);
+    for (size_t i = 0; i < 4; i++) {
+        unsigned char *p = bt_k_alloc(k, sizes[i]);
+        CHECK(p != NULL && (uintptr_t)p % 4096 == 0);
+        CHECK(p[0] == 0 && p[sizes[i] - 1] == 0);
+        bt_k_write(k, p, "x", 1);
+        char c = 0;
+        bt_k_read(k, &c, p, 1);
+        CHECK_EQ(c, 'x');
+        CHECK(bt_k_host(k, p) == p);
+        bt_k_free(k, p, sizes[i]);
+    }
+    CHECK_EQ(bt_k_sync(k), BT_OK);
+    bt_k_destroy(k);
+}
+
+static enum bt_status make_all(const void *data)
+{
+    struct bt_k_weight_desc d = {.dtype = BT_DTYPE_F32, .n_rows = 20, .n_cols = 10, .data = data, .for_gemm = true};
+    struct bt_kctx *k = NULL;
+    struct bt_kweight *w = NULL;
+    enum bt_status st = bt_k_create_cpu(&(struct bt_k_opts){.n_threads = 2}, &k, NULL);
+
+    if (st != BT_OK) {
+        return st;
+    }
+    st = bt_k_weight_create(k, &d, &w, NULL);
+    if (st == BT_OK) {
+        CHECK_EQ(bt_k_weight_bytes(w), 2 * 16 * 10 * 4);
+    }
+    bt_k_weight_destroy(k, w);
+    bt_k_destroy(k);
+    return st;
+}
+
+static void test_allocations_fail(void)
+{
+    static const float data[200];
+    bool fired = true;
+
+    for (uint64_t nth = 0; fired; nth++) {
+        bt_test_fail_alloc(nth);
+        enum bt_status st = make_all(data);
+        fired = bt_test_fail_alloc_off();
+        CHECK_EQ(st, fired ? BT_ERR_NOMEM : BT_OK);
+        CHECK_EQ(bt_test_live_bytes(), 0);
+    }
+}
+
+int main(void)
+{
+    test_options();
+    test_memory();
+    test_allocations_fail();
+    CHECK_EQ(bt_test_live_bytes(), 0);
+    return bt_test_done();
+}

@@ -1,0 +1,173 @@
+#ifndef BT_TESTS_XFER_UTIL_H
+#define BT_TESTS_XFER_UTIL_H
+
+/* One side of a transfer in a test: a bt_xfer, its events in order, and waiting for one of them with a deadline. */
+
+#include <poll.h>
+#include <stdlib.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+#include "base/clock.h"
+#include "base/mem.h"
+#include "tests/check.h"
+#include "transfer/xfer.h"
+#include "transfer/xfer_loop.h"
+
+#define WAIT_MS 10000
+
+struct side {
+    struct bt_xfer *x;
+    int efd;
+    struct bt_xfer_event *got; /* polled, not yet asked for */
+    size_t n_got, cap;
+};
+
+struct world { /* how the two sides of a test are joined */
+    const char *tls; /* NULL: loopback hub */
+    enum bt_xfer_proto proto;
+    struct bt_xfer_hub *hub;
+};
+
+static inline void side_wake(void *arg)
+{
+    uint64_t one = 1;
+    struct side *s = arg;
+    if (write(s->efd, &one, sizeof(one)) < 0) {
+        abort();
+    }
+}
+
+/* Fills in the wire, the instance, and names; the caller sets the rest before. */
+static inline void side_start(struct side *s, const struct world *w, struct bt_xfer_opts *o, uint64_t instance,
+                              bool listen)
+{
+    static char names[64][32];
+    struct bt_err err = { 0 };
+    memset(s, 0, sizeof(*s));
+    s->efd = eventfd(0, EFD_CLOEXEC);
+    o->hub = w->hub;
+    o->tls = w->tls;
+    o->proto = o->proto != 0 ? o->proto : w->proto;
+    o->instance = instance;
+    o->fingerprint = o->fingerprint != NULL ? o->fingerprint : "tiny/f32/v1";
+    o->layout = o->layout != NULL ? o->layout : "k16v16";
+    o->wake = side_wake;
+    o->wake_arg = s;
+    if (listen) {
+        snprintf(names[instance % 64], sizeof(names[0]), "loop:%u", (unsigned)instance);
+        o->listen = w->hub != NULL ? names[instance % 64] : "127.0.0.1:0";
+    }
+    enum bt_status st = bt_xfer_create(o, &s->x, &err);
+    if (st != BT_OK) {
+        fprintf(stderr, "create: %s\n", err.msg);
+        exit(1);
+    }
+}
+
+static inline void side_stop(struct side *s)
+{
+    bt_xfer_destroy(s->x);
+    for (size_t i = 0; i < s->n_got; i++) {
+        bt_xfer_event_free(&s->got[i]);
+    }
+    free(s->got);
+    close(s->efd);
+    memset(s, 0, sizeof(*s));
+}
+
+static inline void side_collect(struct side *s)
+{
+    struct bt_xfer_event ev;
+    while (bt_xfer_poll(s->x, &ev)) {
+        if (s->n_got == s->cap) {
+            s->cap = s->cap * 2 + 64;
+            s->got = realloc(s->got, s->cap * sizeof(ev));
+        }
+        s->got[s->n_got++] = ev;
+    }
+}
+
+/* Takes the first event of that kind out of the backlog; waits for it up to ms. */
+static inline bool side_wait(struct side *s, enum bt_xfer_event_kind kind, struct bt_xfer_event *out, int ms)
+{
+    uint64_t end = bt_clock_ns() + (uint64_t)ms * BT_NS_PER_MS;
+    memset(out, 0, sizeof(*out));
+    for (;;) {
+        side_collect(s);
+        for (size_t i = 0; i < s->n_got; i++) {
+            if (s->got[i].kind == kind) {
+                *out = s->got[i];
+                memmove(&s->got[i], &s->got[i + 1], (s->n_got - i - 1) * sizeof(*out));
+                s->n_got--;
+                return true;
+            }
+        }
+        uint64_t now = bt_clock_ns();
+        if (now >= end) {
+            return false;
+        }
+        struct pollfd pfd = { .fd = s->efd, .events = POLLIN };
+        uint64_t v;
+        if (poll(&pfd, 1, (int)((end - now) / BT_NS_PER_MS) + 1) > 0 && read(s->efd, &v, sizeof(v)) < 0) {
+            abort();
+        }
+    }
+}
+
+static inline size_t side_count(struct side *s, enum bt_xfer_event_kind kind)
+{
+    size_t n = 0;
+    side_collect(s);
+    for (size_t i = 0; i < s->n_got; i++) {
+        n += s->got[i].kind == kind;
+    }
+    return n;
+}
+
+/* Dials d from p; returns the connection's id on both sides. */
+static inline bool join(struct side *p, struct side *d, uint64_t *at_p, uint64_t *at_d)
+{
+    struct bt_xfer_event ev;
+    if (bt_xfer_connect(p->x, bt_xfer_address(d->x), 0, at_p) != BT_OK) {
+        return false;
+    }
+    if (!side_wait(p, BT_XFER_PEER_UP, &ev, WAIT_MS) || ev.peer != *at_p || ev.incoming) {
+        return false;
+    }
+    if (!side_wait(d, BT_XFER_PEER_UP, &ev, WAIT_MS) || !ev.incoming) {
+        return false;
+    }
+    *at_d = ev.peer;
+    return true;
+}
+
+static inline void ticket_set(uint8_t t[BT_XFER_TICKET_BYTES], unsigned n)
+{
+    memset(t, 0, BT_XFER_TICKET_BYTES);
+    memcpy(t, &n, sizeof(n));
+    t[15] = 0x5a;
+}
+
+/* Contents that depend on everything that could be mixed up. */
+static inline void page_fill(uint8_t *p, size_t n, unsigned ticket, unsigned group, unsigned layer, unsigned page)
+{
+    uint32_t v = ticket * 2654435761u + group * 40503u + layer * 9973u + page * 31u + 7;
+    for (size_t i = 0; i < n; i++) {
+        v = v * 1664525u + 1013904223u;
+        p[i] = (uint8_t)(v >> 24);
+    }
+}
+
+static inline bool page_is(const uint8_t *p, size_t n, unsigned ticket, unsigned group, unsigned layer, unsigned page)
+{
+    uint32_t v = ticket * 2654435761u + group * 40503u + layer * 9973u + page * 31u + 7;
+    for (size_t i = 0; i < n; i++) {
+        v = v * 1664525u + 1013904223u;
+        if (p[i] != (uint8_t)(v >> 24)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+#endif

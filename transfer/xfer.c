@@ -1,0 +1,631 @@
+/* The transfer room's front: creation, the commands that other threads queue, the events they read back, and the
+ * thread that runs rounds. Owns both queues and the option defaults. Refuses to know wires and greetings. */
+
+#include "transfer/xfer.h"
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+#include "base/assert.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "transfer/xfer_int.h"
+
+#define COMMANDS_PER_ROUND 256
+/* destroy waits this long for sends and receives to end before it takes the wire down under them. */
+#define DESTROY_WAIT_NS (5 * BT_NS_PER_S)
+
+/* ---- queues ---- */
+
+void xfer_wake(struct bt_xfer *x)
+{
+    uint64_t one = 1;
+    ssize_t n = write(x->wake_fd, &one, sizeof(one));
+    BT_ASSERT(n == (ssize_t)sizeof(one) || errno == EAGAIN);
+}
+
+void xfer_event(struct bt_xfer *x, struct xfer_node *n)
+{
+    pthread_mutex_lock(&x->ev_mu);
+    n->queued = true;
+    STAILQ_INSERT_TAIL(&x->events, n, link);
+    pthread_mutex_unlock(&x->ev_mu);
+    x->events_added = true;
+}
+
+bool bt_xfer_poll(struct bt_xfer *x, struct bt_xfer_event *ev)
+{
+    pthread_mutex_lock(&x->ev_mu);
+    struct xfer_node *n = STAILQ_FIRST(&x->events);
+    bool owned = false;
+    if (n != NULL) {
+        STAILQ_REMOVE_HEAD(&x->events, link);
+        n->queued = false;
+        owned = !n->keep;
+        *ev = n->ev;
+    }
+    pthread_mutex_unlock(&x->ev_mu);
+    if (n == NULL) {
+        return false;
+    }
+    if (owned) {
+        bt_free(n);
+    }
+    if (ev->kind == BT_XFER_CTRL) {
+        atomic_fetch_sub(&x->ctrl_in_bytes, ev->n_bytes);
+    }
+    return true;
+}
+
+void bt_xfer_event_free(struct bt_xfer_event *ev)
+{
+    bt_free(ev->data);
+    ev->data = NULL;
+    ev->n_bytes = 0;
+}
+
+static enum bt_status command_add(struct bt_xfer *x, struct xfer_cmd *c, bool new_work)
+{
+    bool first, full;
+    pthread_mutex_lock(&x->cmd_mu);
+    first = x->n_cmds == 0;
+    full = new_work && x->n_cmds >= x->o.commands_max;
+    if (!full) {
+        x->n_cmds++;
+        STAILQ_INSERT_TAIL(&x->cmds, c, link);
+    }
+    pthread_mutex_unlock(&x->cmd_mu);
+    if (full) {
+        return BT_ERR_BUSY;
+    }
+    if (first) {
+        xfer_wake(x);
+    }
+    return BT_OK;
+}
+
+static struct xfer_cmd *command_new(enum xfer_cmd_kind kind, uint64_t peer)
+{
+    struct xfer_cmd *c = bt_calloc(1, sizeof(*c));
+    if (c != NULL) {
+        c->kind = kind;
+        c->peer = peer;
+    }
+    return c;
+}
+
+struct xfer_op *xfer_op_get(struct bt_xfer *x)
+{
+    struct xfer_op *op = SLIST_FIRST(&x->free_ops);
+    if (op == NULL) {
+        return bt_calloc(1, sizeof(*op));
+    }
+    SLIST_REMOVE_HEAD(&x->free_ops, free_link);
+    memset(op, 0, sizeof(*op));
+    return op;
+}
+
+void xfer_op_put(struct bt_xfer *x, struct xfer_op *op)
+{
+    SLIST_INSERT_HEAD(&x->free_ops, op, free_link);
+}
+
+/* ---- commands: any thread ---- */
+
+enum bt_status bt_xfer_connect(struct bt_xfer *x, const char *address, uint64_t instance, uint64_t *peer)
+{
+    struct xfer_cmd *c = command_new(XFER_CMD_CONNECT, 0);
+    struct xfer_peer *p = xfer_peer_alloc(x);
+    enum bt_status st = BT_ERR_NOMEM;
+    if (c == NULL || p == NULL) {
+        goto err;
+    }
+    st = BT_ERR_INVALID;
+    if (strlen(address) >= sizeof(p->address)) {
+        goto err;
+    }
+    snprintf(p->address, sizeof(p->address), "%s", address);
+    p->expect = instance;
+    c->dial = p;
+    uint64_t id = p->id; /* the thread may free p before we return */
+    st = command_add(x, c, true);
+    if (st != BT_OK) {
+        goto err;
+    }
+    *peer = id;
+    return BT_OK;
+err:
+    if (p != NULL) {
+        xfer_peer_free(p);
+    }
+    bt_free(c);
+    return st;
+}
+
+enum bt_status bt_xfer_disconnect(struct bt_xfer *x, uint64_t peer)
+{
+    struct xfer_cmd *c = command_new(XFER_CMD_DISCONNECT, peer);
+    return c == NULL ? BT_ERR_NOMEM : command_add(x, c, false);
+}
+
+enum bt_status bt_xfer_send_ctrl(struct bt_xfer *x, uint64_t peer, const void *data, size_t n)
+{
+    if (n == 0 || n > BT_XFER_CTRL_MAX) {
+        return BT_ERR_INVALID;
+    }
+    struct xfer_cmd *c = command_new(XFER_CMD_CTRL, peer);
+    struct xfer_ctrl *m = bt_alloc(sizeof(*m) + n);
+    enum bt_status st = BT_ERR_NOMEM;
+    if (c != NULL && m != NULL) {
+        m->n = n;
+        memcpy(m->data, data, n);
+        c->ctrl = m;
+        if (atomic_fetch_add(&x->ctrl_out_bytes, n) + n > x->o.ctrl_bytes_max) {
+            st = BT_ERR_BUSY;
+        } else {
+            st = command_add(x, c, true);
+        }
+        if (st != BT_OK) {
+            atomic_fetch_sub(&x->ctrl_out_bytes, n);
+        }
+    }
+    if (st != BT_OK) {
+        bt_free(m);
+        bt_free(c);
+    }
+    return st;
+}
+
+enum bt_status bt_xfer_land_open(struct bt_xfer *x, const struct bt_xfer_landing *d)
+{
+    struct xfer_landing *l = NULL;
+    if (atomic_fetch_add(&x->n_landings, 1) >= x->o.landings_max) {
+        atomic_fetch_sub(&x->n_landings, 1);
+        return BT_ERR_BUSY;
+    }
+    struct xfer_cmd *c = command_new(XFER_CMD_LAND_OPEN, d->peer);
+    enum bt_status st = c == NULL ? BT_ERR_NOMEM : xfer_landing_make(d, &l);
+    if (st == BT_OK) {
+        c->landing = l;
+        st = command_add(x, c, true);
+    }
+    if (st != BT_OK) {
+        if (l != NULL) {
+            xfer_landing_free(l);
+        }
+        bt_free(c);
+        atomic_fetch_sub(&x->n_landings, 1);
+    }
+    return st;
+}
+
+static enum bt_status ref_command(struct bt_xfer *x, enum xfer_cmd_kind kind, const uint8_t *ticket,
+                                  uint64_t generation, const uint64_t *n_shares)
+{
+    struct xfer_cmd *c = command_new(kind, 0);
+    if (c == NULL) {
+        return BT_ERR_NOMEM;
+    }
+    memcpy(c->ref.ticket, ticket, BT_XFER_TICKET_BYTES);
+    c->ref.generation = generation;
+    if (n_shares != NULL) {
+        memcpy(c->ref.n_shares, n_shares, sizeof(c->ref.n_shares));
+    }
+    return command_add(x, c, false);
+}
+
+enum bt_status bt_xfer_land_expect(struct bt_xfer *x, const uint8_t ticket[BT_XFER_TICKET_BYTES],
+                                   uint64_t generation, const uint64_t n_shares[BT_XFER_GROUPS_MAX])
+{
+    return ref_command(x, XFER_CMD_LAND_EXPECT, ticket, generation, n_shares);
+}
+
+enum bt_status bt_xfer_land_close(struct bt_xfer *x, const uint8_t ticket[BT_XFER_TICKET_BYTES],
+                                  uint64_t generation)
+{
+    return ref_command(x, XFER_CMD_LAND_CLOSE, ticket, generation, NULL);
+}
+
+enum bt_status bt_xfer_push_cancel(struct bt_xfer *x, const uint8_t ticket[BT_XFER_TICKET_BYTES])
+{
+    return ref_command(x, XFER_CMD_CANCEL, ticket, 0, NULL);
+}
+
+static bool push_valid(const struct bt_xfer_push *d)
+{
+    return d->page_layer_bytes > 0 && d->page_layer_bytes <= BT_XFER_SHARE_MAX && d->n_pages <= BT_XFER_PAGES_MAX &&
+           d->n_layers <= 4096 && d->layer <= 4096 && d->group < BT_XFER_GROUPS_MAX &&
+           d->first_page <= UINT32_MAX - BT_XFER_PAGES_MAX &&
+           (d->n_pages == 0 || (d->base != NULL && d->page_ids != NULL));
+}
+
+/* Copies d with its arrays behind the struct. */
+static struct xfer_push *push_new(const struct bt_xfer_push *d)
+{
+    size_t n = d->n_pages;
+    size_t n_ids = n * (d->page_index != NULL ? 2 : 1);
+    struct xfer_push *pu = bt_calloc(1, sizeof(*pu) + n_ids * sizeof(uint32_t));
+    if (pu == NULL) {
+        return NULL;
+    }
+    pu->done = bt_calloc(1, sizeof(*pu->done));
+    if (pu->done == NULL) {
+        bt_free(pu);
+        return NULL;
+    }
+    pu->d = *d;
+    if (n > 0) {
+        memcpy(pu->ids, d->page_ids, n * sizeof(uint32_t));
+        if (d->page_index != NULL) {
+            memcpy(pu->ids + n, d->page_index, n * sizeof(uint32_t));
+        }
+    }
+    pu->d.page_ids = pu->ids;
+    pu->d.page_index = d->page_index != NULL ? pu->ids + n : NULL;
+    pu->n_total = (uint64_t)d->n_layers * d->n_pages;
+    return pu;
+}
+
+static void push_free(struct xfer_push *pu)
+{
+    bt_free(pu->done);
+    bt_free(pu);
+}
+
+enum bt_status bt_xfer_push(struct bt_xfer *x, const struct bt_xfer_push *d)
+{
+    if (!push_valid(d)) {
+        return BT_ERR_INVALID;
+    }
+    struct xfer_cmd *c = command_new(XFER_CMD_PUSH, d->peer);
+    struct xfer_push *pu = push_new(d);
+    enum bt_status st = BT_ERR_NOMEM;
+    if (c != NULL && pu != NULL) {
+        pu->call_ns = x->o.manual ? 0 : bt_clock_ns();
+        c->push = pu;
+        st = command_add(x, c, true);
+    }
+    if (st != BT_OK) {
+        if (pu != NULL) {
+            push_free(pu);
+        }
+        bt_free(c);
+    }
+    return st;
+}
+
+void bt_xfer_stats(struct bt_xfer *x, struct bt_xfer_stats *out)
+{
+    pthread_mutex_lock(&x->stats_mu);
+    *out = x->stats_out;
+    pthread_mutex_unlock(&x->stats_mu);
+    out->ctrl_bytes_waiting = atomic_load(&x->ctrl_in_bytes) + atomic_load(&x->ctrl_out_bytes);
+}
+
+const char *bt_xfer_address(const struct bt_xfer *x)
+{
+    return x->address;
+}
+
+/* ---- the round ---- */
+
+static void command_run(struct bt_xfer *x, struct xfer_cmd *c)
+{
+    struct xfer_peer *p;
+    switch (c->kind) {
+    case XFER_CMD_CONNECT:
+        xfer_peer_dial(x, c->dial);
+        break;
+    case XFER_CMD_DISCONNECT:
+        p = xfer_peer_find(x, c->peer);
+        if (p != NULL) {
+            xfer_peer_down(x, p, BT_ERR_CANCELLED, "disconnected by this side");
+        }
+        break;
+    case XFER_CMD_CTRL:
+        p = xfer_peer_find(x, c->peer);
+        if (p == NULL || p->state != PEER_UP) {
+            atomic_fetch_sub(&x->ctrl_out_bytes, c->ctrl->n);
+            bt_free(c->ctrl);
+        } else {
+            xfer_peer_send(x, p, XFER_CTRL, c->ctrl, c->ctrl->n);
+        }
+        break;
+    case XFER_CMD_LAND_OPEN:
+        xfer_land_add(x, c->landing);
+        break;
+    case XFER_CMD_LAND_EXPECT:
+        xfer_land_expect_cmd(x, c);
+        break;
+    case XFER_CMD_LAND_CLOSE:
+        xfer_land_close_cmd(x, c);
+        break;
+    case XFER_CMD_PUSH:
+        xfer_push_start(x, c->push);
+        break;
+    case XFER_CMD_CANCEL:
+        xfer_push_cancel_ticket(x, c->ref.ticket);
+        break;
+    }
+    bt_free(c);
+}
+
+static struct xfer_cmd *command_take(struct bt_xfer *x)
+{
+    pthread_mutex_lock(&x->cmd_mu);
+    struct xfer_cmd *c = STAILQ_FIRST(&x->cmds);
+    if (c != NULL) {
+        STAILQ_REMOVE_HEAD(&x->cmds, link);
+        x->n_cmds--;
+    }
+    pthread_mutex_unlock(&x->cmd_mu);
+    return c;
+}
+
+static void publish_stats(struct bt_xfer *x)
+{
+    struct xfer_peer *p;
+    x->st.sends_in_flight = 0;
+    x->st.receives_in_flight = 0;
+    TAILQ_FOREACH(p, &x->peers, link)
+    {
+        x->st.sends_in_flight += p->n_sends;
+        x->st.receives_in_flight += p->n_recvs;
+    }
+    pthread_mutex_lock(&x->stats_mu);
+    x->stats_out = x->st;
+    pthread_mutex_unlock(&x->stats_mu);
+}
+
+/* Commands, wire, pumps, timers, in this order: what has arrived counts before a lease is judged.
+ * Returns whether anything was done; *deadline: the next timer. */
+static bool round_run(struct bt_xfer *x, uint64_t *deadline)
+{
+    bool did = false;
+    struct xfer_cmd *c;
+    struct xfer_peer *p;
+
+    for (unsigned n = 0; n < COMMANDS_PER_ROUND && (c = command_take(x)) != NULL; n++) {
+        command_run(x, c);
+        did = true;
+    }
+    did = x->ops->progress(x) || did;
+    TAILQ_FOREACH(p, &x->peers, link)
+    {
+        did = xfer_push_pump(x, p) || did;
+    }
+    *deadline = xfer_peers_tick(x, &did);
+    publish_stats(x);
+    if (x->events_added) {
+        x->events_added = false;
+        if (x->o.wake != NULL) {
+            x->o.wake(x->o.wake_arg);
+        }
+    }
+    return did;
+}
+
+static void close_all(struct bt_xfer *x)
+{
+    struct xfer_peer *p;
+    TAILQ_FOREACH(p, &x->peers, link)
+    {
+        xfer_peer_down(x, p, BT_ERR_CANCELLED, "this side stops");
+    }
+}
+
+/* Runs rounds until every connection is closed and nothing is in flight. */
+static void drain(struct bt_xfer *x)
+{
+    uint64_t t0 = bt_clock_ns();
+    uint64_t deadline;
+    do {
+        if (!x->o.manual) {
+            x->now_ns = bt_clock_ns();
+        }
+        close_all(x);
+        if (!round_run(x, &deadline) && x->n_peers > 0) {
+            x->ops->wait(x, BT_NS_PER_MS);
+        }
+        if (bt_clock_ns() - t0 > DESTROY_WAIT_NS) {
+            bt_log_warn("xfer", "%u connections do not close; taking the wire down", x->n_peers);
+            break;
+        }
+    } while (x->n_peers > 0);
+    x->ops->fini(x);
+}
+
+static void *thread_main(void *arg)
+{
+    struct bt_xfer *x = arg;
+    bt_log_thread("xfer");
+    while (!atomic_load(&x->stop)) {
+        uint64_t deadline = 0;
+        x->now_ns = bt_clock_ns();
+        if (x->ops->frozen != NULL && x->ops->frozen(x)) {
+            x->ops->wait(x, 10 * BT_NS_PER_MS);
+        } else if (!round_run(x, &deadline)) {
+            uint64_t now = bt_clock_ns();
+            x->ops->wait(x, deadline > now ? deadline - now : 0);
+        }
+    }
+    drain(x);
+    return NULL;
+}
+
+bool bt_xfer_step(struct bt_xfer *x, uint64_t now_ns)
+{
+    uint64_t deadline;
+    BT_ASSERT(x->o.manual && now_ns >= x->now_ns);
+    x->now_ns = now_ns;
+    if (x->ops->frozen != NULL && x->ops->frozen(x)) {
+        return false;
+    }
+    return round_run(x, &deadline);
+}
+
+/* ---- life ---- */
+
+static void set_default(uint64_t *v, uint64_t dflt)
+{
+    if (*v == 0) {
+        *v = dflt;
+    }
+}
+
+static enum bt_status options_fill(struct bt_xfer *x, const struct bt_xfer_opts *o, struct bt_err *err)
+{
+    const char *fp = o->fingerprint != NULL ? o->fingerprint : "";
+    const char *layout = o->layout != NULL ? o->layout : "";
+    if (o->instance == 0) {
+        return bt_err_set(err, BT_ERR_INVALID, "transfer: the instance id must not be 0");
+    }
+    if (strlen(fp) >= BT_XFER_NAME_MAX || strlen(layout) >= BT_XFER_NAME_MAX ||
+        (o->tls != NULL && strlen(o->tls) >= sizeof(x->tls))) {
+        return bt_err_set(err, BT_ERR_INVALID, "transfer: fingerprint, layout or transport list too long");
+    }
+    if (o->test_page_bytes > (1u << 20)) {
+        return bt_err_set(err, BT_ERR_INVALID, "transfer: test page of %zu bytes, 1 MiB is the limit",
+                          o->test_page_bytes);
+    }
+    if (o->manual && o->hub == NULL) {
+        return bt_err_set(err, BT_ERR_INVALID, "transfer: manual mode is for the loopback hub only");
+    }
+    x->o = *o;
+    snprintf(x->fingerprint, sizeof(x->fingerprint), "%s", fp);
+    snprintf(x->layout, sizeof(x->layout), "%s", layout);
+    snprintf(x->tls, sizeof(x->tls), "%s", o->tls != NULL ? o->tls : "auto");
+    set_default(&x->o.heartbeat_ns, 250 * BT_NS_PER_MS);
+    set_default(&x->o.lease_ns, 3 * BT_NS_PER_S);
+    set_default(&x->o.connect_timeout_ns, 5 * BT_NS_PER_S);
+    set_default(&x->o.stall_ns, 30 * BT_NS_PER_S);
+    x->o.window_bytes = o->window_bytes != 0 ? o->window_bytes : 2u << 20;
+    x->o.test_page_bytes = o->test_page_bytes != 0 ? o->test_page_bytes : 64u << 10;
+    x->o.peers_max = o->peers_max != 0 ? o->peers_max : 256;
+    x->o.landings_max = o->landings_max != 0 ? o->landings_max : 4096;
+    x->o.commands_max = o->commands_max != 0 ? o->commands_max : 4096;
+    x->o.ctrl_bytes_max = o->ctrl_bytes_max != 0 ? o->ctrl_bytes_max : 32u << 20;
+    x->o.listen = x->o.tls = x->o.fingerprint = x->o.layout = NULL; /* borrowed for the call only */
+    return BT_OK;
+}
+
+enum bt_status bt_xfer_create(const struct bt_xfer_opts *opts, struct bt_xfer **out, struct bt_err *err)
+{
+    struct bt_xfer *x = bt_calloc(1, sizeof(*x));
+    if (x == NULL) {
+        return bt_err_set(err, BT_ERR_NOMEM, "transfer: out of memory");
+    }
+    STAILQ_INIT(&x->cmds);
+    STAILQ_INIT(&x->events);
+    TAILQ_INIT(&x->peers);
+    TAILQ_INIT(&x->landings);
+    SLIST_INIT(&x->free_ops);
+    bt_map_init(&x->by_ticket, true);
+    pthread_mutex_init(&x->cmd_mu, NULL);
+    pthread_mutex_init(&x->ev_mu, NULL);
+    pthread_mutex_init(&x->stats_mu, NULL);
+    x->ops = opts->hub != NULL ? &xfer_loop_ops : &xfer_ucx_ops;
+
+    enum bt_status st = options_fill(x, opts, err);
+    if (st != BT_OK) {
+        goto err_free;
+    }
+    x->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    if (x->wake_fd < 0) {
+        st = bt_err_set(err, BT_ERR_IO, "transfer: eventfd: %s", strerror(errno));
+        goto err_free;
+    }
+    x->now_ns = x->o.manual ? 0 : bt_clock_ns();
+    st = x->ops->open(x, opts, err);
+    if (st != BT_OK) {
+        goto err_fd;
+    }
+    if (!x->o.manual && pthread_create(&x->thread, NULL, thread_main, x) != 0) {
+        st = bt_err_set(err, BT_ERR_NOMEM, "transfer: cannot start a thread");
+        goto err_wire;
+    }
+    *out = x;
+    return BT_OK;
+err_wire:
+    x->ops->fini(x);
+err_fd:
+    close(x->wake_fd);
+err_free:
+    pthread_mutex_destroy(&x->stats_mu);
+    pthread_mutex_destroy(&x->ev_mu);
+    pthread_mutex_destroy(&x->cmd_mu);
+    bt_free(x);
+    return st;
+}
+
+/* Commands that were never run. */
+static void command_drop(struct xfer_cmd *c)
+{
+    switch (c->kind) {
+    case XFER_CMD_CONNECT:
+        xfer_peer_free(c->dial);
+        break;
+    case XFER_CMD_CTRL:
+        bt_free(c->ctrl);
+        break;
+    case XFER_CMD_LAND_OPEN:
+        xfer_landing_free(c->landing);
+        break;
+    case XFER_CMD_PUSH:
+        push_free(c->push);
+        break;
+    default:
+        break;
+    }
+    bt_free(c);
+}
+
+static void free_landings(struct bt_xfer *x)
+{
+    struct xfer_landing *l;
+    while ((l = TAILQ_FIRST(&x->landings)) != NULL) {
+        TAILQ_REMOVE(&x->landings, l, link);
+        if (l->landed->queued) {
+            l->landed->keep = false; /* freed with the events */
+            l->landed = NULL;
+        }
+        xfer_landing_free(l);
+    }
+    bt_map_fini(&x->by_ticket);
+}
+
+void bt_xfer_destroy(struct bt_xfer *x)
+{
+    struct xfer_cmd *c;
+    struct xfer_op *op;
+    struct bt_xfer_event ev;
+    if (x == NULL) {
+        return;
+    }
+    atomic_store(&x->stop, true);
+    if (x->o.manual) {
+        drain(x);
+    } else {
+        xfer_wake(x);
+        pthread_join(x->thread, NULL);
+    }
+    while ((c = command_take(x)) != NULL) {
+        command_drop(c);
+    }
+    free_landings(x);
+    while (bt_xfer_poll(x, &ev)) {
+        bt_xfer_event_free(&ev);
+    }
+    while ((op = SLIST_FIRST(&x->free_ops)) != NULL) {
+        SLIST_REMOVE_HEAD(&x->free_ops, free_link);
+        bt_free(op);
+    }
+    close(x->wake_fd);
+    pthread_mutex_destroy(&x->stats_mu);
+    pthread_mutex_destroy(&x->ev_mu);
+    pthread_mutex_destroy(&x->cmd_mu);
+    bt_free(x);
+}

@@ -1,0 +1,185 @@
+/* Encoding of the transfer room's own messages. Owns the byte layout and its checks; knows nothing of
+ * connections, pages or who may say what when. */
+
+#include "transfer/xfer_wire.h"
+#include <string.h>
+
+#define MAGIC 0x46585442u /* "BTXF" */
+
+enum {
+    AT_MAGIC = 0,       /* u32 */
+    AT_KIND = 4,        /* u8 */
+    AT_ZERO = 5,        /* u8 */
+    AT_VERSION = 6,     /* u16 */
+    AT_INSTANCE = 8,    /* u64 */
+    AT_BYTES = 16,      /* u32 */
+    AT_GROUP = 20,      /* u32 */
+    AT_LAYER = 24,      /* u32 */
+    AT_PAGE = 28,       /* u32 */
+    AT_CHECK = 32,      /* u64 */
+    AT_GENERATION = 40, /* u64 */
+    AT_TICKET = 48,     /* 16 */
+};
+_Static_assert(AT_TICKET + BT_XFER_TICKET_BYTES == XFER_HEAD_BYTES, "the header ends with the ticket");
+_Static_assert(BT_XFER_SHARE_MAX <= UINT32_MAX, "sizes travel as u32");
+
+static void put32(uint8_t *p, uint32_t v)
+{
+    for (int i = 0; i < 4; i++) {
+        p[i] = (uint8_t)(v >> (8 * i));
+    }
+}
+
+static void put64(uint8_t *p, uint64_t v)
+{
+    put32(p, (uint32_t)v);
+    put32(p + 4, (uint32_t)(v >> 32));
+}
+
+static uint32_t get32(const uint8_t *p)
+{
+    return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
+}
+
+static uint64_t get64(const uint8_t *p)
+{
+    return (uint64_t)get32(p) | (uint64_t)get32(p + 4) << 32;
+}
+
+void xfer_head_encode(const struct xfer_head *h, uint8_t out[XFER_HEAD_BYTES])
+{
+    memset(out, 0, XFER_HEAD_BYTES);
+    put32(out + AT_MAGIC, MAGIC);
+    out[AT_KIND] = (uint8_t)h->kind;
+    out[AT_VERSION] = (uint8_t)h->version;
+    out[AT_VERSION + 1] = (uint8_t)(h->version >> 8);
+    put64(out + AT_INSTANCE, h->instance);
+    put32(out + AT_BYTES, (uint32_t)h->bytes);
+    put64(out + AT_CHECK, h->check);
+    if (h->kind == XFER_SHARE) {
+        put32(out + AT_GROUP, h->group);
+        put32(out + AT_LAYER, h->layer);
+        put32(out + AT_PAGE, h->page);
+        put64(out + AT_GENERATION, h->generation);
+        memcpy(out + AT_TICKET, h->ticket, BT_XFER_TICKET_BYTES);
+    }
+}
+
+static size_t payload_max(unsigned kind)
+{
+    switch (kind) {
+    case XFER_HELLO:
+        return XFER_HELLO_MAX;
+    case XFER_TEST:
+        return 1u << 20;
+    case XFER_REFUSE:
+        return XFER_REFUSE_MAX;
+    case XFER_CTRL:
+        return BT_XFER_CTRL_MAX;
+    case XFER_SHARE:
+        return BT_XFER_SHARE_MAX;
+    default:
+        return 0;
+    }
+}
+
+bool xfer_head_decode(const uint8_t *p, size_t n, size_t payload_bytes, struct xfer_head *out)
+{
+    if (n != XFER_HEAD_BYTES || get32(p + AT_MAGIC) != MAGIC || p[AT_ZERO] != 0) {
+        return false;
+    }
+    unsigned kind = p[AT_KIND];
+    if (kind < XFER_HELLO || kind > XFER_SHARE) {
+        return false;
+    }
+    memset(out, 0, sizeof(*out));
+    out->kind = (enum xfer_kind)kind;
+    out->version = (uint32_t)p[AT_VERSION] | (uint32_t)p[AT_VERSION + 1] << 8;
+    out->instance = get64(p + AT_INSTANCE);
+    out->bytes = get32(p + AT_BYTES);
+    out->check = get64(p + AT_CHECK);
+    out->group = get32(p + AT_GROUP);
+    out->layer = get32(p + AT_LAYER);
+    out->page = get32(p + AT_PAGE);
+    out->generation = get64(p + AT_GENERATION);
+    memcpy(out->ticket, p + AT_TICKET, BT_XFER_TICKET_BYTES);
+    if (out->bytes != payload_bytes || payload_bytes > payload_max(kind) || out->instance == 0) {
+        return false;
+    }
+    return payload_bytes > 0 || payload_max(kind) == 0;
+}
+
+/* HELLO payload: u64 expect, u32 min, u32 max, u32 fingerprint bytes, u32 layout bytes, the two strings. */
+#define HELLO_FIXED 24
+_Static_assert(HELLO_FIXED + 2 * (BT_XFER_NAME_MAX - 1) <= XFER_HELLO_MAX, "a hello fits");
+
+size_t xfer_hello_encode(const struct xfer_hello *h, uint8_t out[XFER_HELLO_MAX])
+{
+    size_t nf = strnlen(h->fingerprint, BT_XFER_NAME_MAX - 1);
+    size_t nl = strnlen(h->layout, BT_XFER_NAME_MAX - 1);
+    put64(out, h->expect);
+    put32(out + 8, h->version_min);
+    put32(out + 12, h->version_max);
+    put32(out + 16, (uint32_t)nf);
+    put32(out + 20, (uint32_t)nl);
+    memcpy(out + HELLO_FIXED, h->fingerprint, nf);
+    memcpy(out + HELLO_FIXED + nf, h->layout, nl);
+    return HELLO_FIXED + nf + nl;
+}
+
+bool xfer_hello_decode(const uint8_t *p, size_t n, struct xfer_hello *out)
+{
+    if (n < HELLO_FIXED) {
+        return false;
+    }
+    memset(out, 0, sizeof(*out));
+    out->expect = get64(p);
+    out->version_min = get32(p + 8);
+    out->version_max = get32(p + 12);
+    size_t nf = get32(p + 16);
+    size_t nl = get32(p + 20);
+    if (nf >= BT_XFER_NAME_MAX || nl >= BT_XFER_NAME_MAX || HELLO_FIXED + nf + nl != n) {
+        return false;
+    }
+    if (memchr(p + HELLO_FIXED, 0, nf + nl) != NULL) {
+        return false;
+    }
+    memcpy(out->fingerprint, p + HELLO_FIXED, nf);
+    memcpy(out->layout, p + HELLO_FIXED + nf, nl);
+    return true;
+}
+
+void xfer_text_clean(const uint8_t *p, size_t n, char *text, size_t cap)
+{
+    size_t len = n < cap - 1 ? n : cap - 1;
+    for (size_t i = 0; i < len; i++) {
+        text[i] = p[i] >= 0x20 && p[i] < 0x7f ? (char)p[i] : '?';
+    }
+    text[len] = 0;
+}
+
+/* A 64-bit mix of position and seed; the last bytes of an odd length use its low part. */
+static uint64_t test_word(uint64_t i, uint64_t seed)
+{
+    uint64_t z = seed + (i + 1) * UINT64_C(0x9e3779b97f4a7c15);
+    z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+    z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
+    return z ^ (z >> 31);
+}
+
+void xfer_test_fill(uint8_t *p, size_t n, uint64_t seed)
+{
+    for (size_t i = 0; i < n; i++) {
+        p[i] = (uint8_t)(test_word(i / 8, seed) >> (8 * (i % 8)));
+    }
+}
+
+bool xfer_test_verify(const uint8_t *p, size_t n, uint64_t seed)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (p[i] != (uint8_t)(test_word(i / 8, seed) >> (8 * (i % 8)))) {
+            return false;
+        }
+    }
+    return true;
+}

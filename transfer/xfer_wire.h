@@ -1,0 +1,74 @@
+#ifndef BT_TRANSFER_XFER_WIRE_H
+#define BT_TRANSFER_XFER_WIRE_H
+
+/* The messages between two transfer rooms. Each is one active message: a header of exactly XFER_HEAD_BYTES
+ * (little-endian, padding zero) and a payload. Pure functions; any thread.
+ *
+ *   HELLO    P -> D  payload: instances, version range, fingerprint, layout, heartbeat
+ *   WELCOME  D -> P  instance, version: now send the test page
+ *   TEST     P -> D  payload: the test page; check is its hash
+ *   READY    D -> P  test page was right: the connection is up
+ *   REFUSE   either  payload: reason, text; the receiver closes
+ *   PING     both    nothing: proof of life
+ *   CTRL     both    payload: the caller's bytes
+ *   SHARE    P -> D  payload: one page's part in one layer
+ */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include "base/status.h"
+#include "transfer/xfer.h"
+
+#define XFER_HEAD_BYTES   64
+#define XFER_VERSION_MIN  1
+#define XFER_VERSION_MAX  1
+#define XFER_HELLO_MAX    (64 + 2 * BT_XFER_NAME_MAX)
+#define XFER_REFUSE_MAX   1024
+
+enum xfer_kind {
+    XFER_HELLO = 1,
+    XFER_WELCOME,
+    XFER_TEST,
+    XFER_READY,
+    XFER_REFUSE,
+    XFER_PING,
+    XFER_CTRL,
+    XFER_SHARE,
+};
+
+struct xfer_head {
+    enum xfer_kind kind;
+    uint32_t version;  /* WELCOME: the version chosen; else 0 */
+    uint64_t instance; /* the sender's */
+    uint64_t bytes;    /* of the payload */
+    uint64_t check;    /* bt_hash64 of the payload, 0: not computed */
+    /* SHARE only, else zero */
+    uint32_t group, layer, page;
+    uint64_t generation;
+    uint8_t ticket[BT_XFER_TICKET_BYTES];
+};
+
+struct xfer_hello {
+    uint64_t expect; /* instance wanted at the other end, 0: any */
+    uint32_t version_min, version_max;
+    char fingerprint[BT_XFER_NAME_MAX];
+    char layout[BT_XFER_NAME_MAX];
+};
+
+void xfer_head_encode(const struct xfer_head *h, uint8_t out[XFER_HEAD_BYTES]);
+/* payload_bytes: what the transport says; must equal the header's. False: malformed. */
+bool xfer_head_decode(const uint8_t *p, size_t n, size_t payload_bytes, struct xfer_head *out) BT_NODISCARD;
+
+/* Returns the length; the strings must be shorter than BT_XFER_NAME_MAX. */
+size_t xfer_hello_encode(const struct xfer_hello *h, uint8_t out[XFER_HELLO_MAX]);
+bool xfer_hello_decode(const uint8_t *p, size_t n, struct xfer_hello *out) BT_NODISCARD;
+
+/* Fills text (cap > 0) with printable characters only, cut to fit. */
+void xfer_text_clean(const uint8_t *p, size_t n, char *text, size_t cap);
+
+/* The test page: every byte depends on its position and the seed. */
+void xfer_test_fill(uint8_t *p, size_t n, uint64_t seed);
+bool xfer_test_verify(const uint8_t *p, size_t n, uint64_t seed);
+
+#endif
