@@ -1,0 +1,656 @@
+/* The cores of prefilld and decoded against each other: a relay of messages between them under a seeded random order,
+ * with fake engines and a fake transfer room. After each run: every attempt ended exactly once, no page leaked, nothing
+ * pushed after release, nothing written into a closed landing. */
+
+#include <stdlib.h>
+#include "base/assert.h"
+#include "decoded/decoded_core.h"
+#include "prefilld/prefilld_core.h"
+#include "tests/check.h"
+
+#define N_LAYERS 3
+#define PAGE 4
+#define MAX_JOBS 32
+#define MAX_MSGS 8192
+#define CONN 77
+#define P_INSTANCE 11
+#define D_INSTANCE 22
+
+/* ---- a bag of things in flight, delivered in random order ---- */
+
+enum what { W_P_CTRL, W_D_CTRL, W_P_SUBMIT, W_D_SUBMIT, W_P_CANCEL, W_D_CANCEL, W_STARTED, W_PAGES, W_TOKEN, W_PUSHED,
+            W_LANDED, W_D_TOKEN, W_CLOSED };
+
+struct flight {
+    enum what what;
+    uint64_t job, generation;
+    struct bt_control ctrl;
+    struct bt_ticket ticket;
+    uint32_t a, b, n;
+};
+
+struct engine_job {
+    uint64_t job; /* 0: unknown */
+    uint32_t n_tokens, layer, chunk_end, max_tokens;
+    bool cancelled;
+};
+
+struct landing {
+    struct bt_ticket ticket;
+    uint64_t generation;
+    bool open, closing;
+    uint64_t want, got;
+    bool expecting, told;
+};
+
+struct world {
+    struct bt_pf_core *p;
+    struct bt_dc_core *d;
+    struct flight msgs[MAX_MSGS];
+    size_t n;
+    struct engine_job pe[MAX_JOBS], de[MAX_JOBS];
+    struct landing land[MAX_JOBS * 4];
+    size_t n_land;
+    uint64_t now;
+    unsigned seed;
+    bool no_pages;  /* D has none */
+    uint32_t token0_finish;
+    /* results per request */
+    struct bt_ticket tickets[MAX_JOBS];
+    uint32_t n_requests, n_tokens_of[MAX_JOBS], max_tokens_of[MAX_JOBS];
+    uint32_t p_outputs[MAX_JOBS], d_outputs[MAX_JOBS], ended[MAX_JOBS], finished[MAX_JOBS];
+    bool cancelled[MAX_JOBS];
+    uint64_t pushed_after_release;
+};
+
+static uint32_t rnd(struct world *w, uint32_t n)
+{
+    w->seed = w->seed * 1664525u + 1013904223u;
+    return (w->seed >> 8) % n;
+}
+
+static uint32_t request_of(const struct world *w, const struct bt_ticket *t)
+{
+    for (uint32_t i = 0; i < w->n_requests; i++) {
+        if (bt_ticket_equal(&w->tickets[i], t)) {
+            return i;
+        }
+    }
+    BT_ASSERT(false);
+    return 0;
+}
+
+static struct flight *fly(struct world *w, enum what what)
+{
+    BT_ASSERT(w->n < MAX_MSGS);
+    struct flight *f = &w->msgs[w->n++];
+
+    memset(f, 0, sizeof *f);
+    f->what = what;
+    return f;
+}
+
+static struct engine_job *engine_find(struct engine_job *list, uint64_t job)
+{
+    for (int i = 0; i < MAX_JOBS; i++) {
+        if (list[i].job == job) {
+            return &list[i];
+        }
+    }
+    return NULL;
+}
+
+static struct landing *land_find(struct world *w, const struct bt_ticket *t, uint64_t generation)
+{
+    for (size_t i = 0; i < w->n_land; i++) {
+        if (w->land[i].generation == generation && bt_ticket_equal(&w->land[i].ticket, t)) {
+            return &w->land[i];
+        }
+    }
+    return NULL;
+}
+
+/* ---- actions ---- */
+
+static void run_p(struct world *w);
+static void run_d(struct world *w);
+
+static void land_check(struct world *w, struct landing *l)
+{
+    if (l->open && l->expecting && !l->told && l->got >= l->want) {
+        l->told = true;
+        bt_dc_on_land_full(w->d, w->now, &l->ticket, l->generation, l->got == l->want ? BT_OK : BT_ERR_PROTOCOL,
+                           l->got * 100, 5);
+        run_d(w);
+    }
+}
+
+static void do_p(struct world *w, const struct bt_pf_action *a)
+{
+    struct engine_job *e;
+
+    switch (a->kind) {
+    case BT_PF_ENGINE_SUBMIT:
+        e = engine_find(w->pe, 0);
+        BT_ASSERT(e != NULL);
+        *e = (struct engine_job){.job = a->job, .n_tokens = (uint32_t)a->submit->n_tokens};
+        fly(w, W_STARTED)->job = a->job;
+        break;
+    case BT_PF_ENGINE_CANCEL:
+        e = engine_find(w->pe, a->job);
+        CHECK(e != NULL);
+        break;
+    case BT_PF_ENGINE_RELEASE:
+        e = engine_find(w->pe, a->job);
+        CHECK(e != NULL);
+        if (e != NULL) {
+            *e = (struct engine_job){0};
+        }
+        break;
+    case BT_PF_PUSH: {
+        CHECK(engine_find(w->pe, a->job) != NULL);
+        struct flight *f = fly(w, W_PUSHED);
+
+        f->job = a->job;
+        f->ticket = a->ticket;
+        f->generation = a->generation;
+        f->n = a->push.n_pages;
+        break;
+    }
+    case BT_PF_CONTROL: {
+        CHECK_EQ(a->peer, CONN);
+        struct flight *f = fly(w, W_D_CTRL);
+
+        f->ctrl = a->control;
+        break;
+    }
+    case BT_PF_OUTPUT:
+        w->p_outputs[request_of(w, &a->output.ticket)]++;
+        w->finished[request_of(w, &a->output.ticket)] += a->output.finish != 0;
+        CHECK_EQ(a->output.tokens[0].token, 100);
+        break;
+    case BT_PF_ATTEMPT_END:
+        w->ended[request_of(w, &a->end.ticket)]++;
+        fly(w, W_D_CANCEL)->ticket = a->end.ticket; /* what the router does */
+        break;
+    case BT_PF_PUSH_CANCEL:
+    case BT_PF_CONNECT:
+    case BT_PF_DISCONNECT:
+    case BT_PF_PEER_STATE:
+        break;
+    }
+}
+
+static void run_p(struct world *w)
+{
+    const struct bt_pf_actions *list = bt_pf_core_actions(w->p);
+
+    for (size_t i = 0; i < list->n; i++) {
+        do_p(w, &list->items[i]);
+    }
+}
+
+static void do_d(struct world *w, const struct bt_dc_action *a)
+{
+    struct engine_job *e;
+    struct landing *l;
+
+    switch (a->kind) {
+    case BT_DC_ENGINE_LAND:
+        e = engine_find(w->de, 0);
+        BT_ASSERT(e != NULL);
+        *e = (struct engine_job){.job = a->job, .n_tokens = a->land->n_tokens,
+                                 .max_tokens = a->land->sampling.max_tokens};
+        fly(w, W_LANDED)->job = a->job;
+        break;
+    case BT_DC_ENGINE_BEGIN:
+        CHECK_EQ(a->token, 100);
+        fly(w, W_D_TOKEN)->job = a->job;
+        break;
+    case BT_DC_ENGINE_RELEASE:
+        e = engine_find(w->de, a->job);
+        CHECK(e != NULL);
+        l = land_find(w, &a->ticket, a->generation);
+        CHECK(l == NULL || !l->open); /* never released under an open landing */
+        if (e != NULL) {
+            *e = (struct engine_job){0};
+        }
+        break;
+    case BT_DC_LAND_OPEN:
+        BT_ASSERT(w->n_land < MAX_JOBS * 4);
+        w->land[w->n_land++] = (struct landing){.ticket = a->ticket, .generation = a->generation, .open = true};
+        break;
+    case BT_DC_LAND_EXPECT:
+        l = land_find(w, &a->ticket, a->generation);
+        BT_ASSERT(l != NULL);
+        l->expecting = true;
+        l->want = a->n_shares[0];
+        break;
+    case BT_DC_LAND_CLOSE: {
+        l = land_find(w, &a->ticket, a->generation);
+        BT_ASSERT(l != NULL);
+        CHECK(l->open && !l->closing);
+        l->closing = true;
+        struct flight *f = fly(w, W_CLOSED);
+
+        f->ticket = a->ticket;
+        f->generation = a->generation;
+        break;
+    }
+    case BT_DC_CONTROL:
+        CHECK_EQ(a->peer, CONN);
+        fly(w, W_P_CTRL)->ctrl = a->control;
+        break;
+    case BT_DC_OUTPUT: {
+        uint32_t r = request_of(w, &a->output.ticket);
+
+        CHECK_EQ(a->output.index, w->d_outputs[r]);
+        w->d_outputs[r]++;
+        w->finished[r] += a->output.finish != 0;
+        break;
+    }
+    case BT_DC_ATTEMPT_END:
+        w->ended[request_of(w, &a->end.ticket)]++;
+        fly(w, W_P_CANCEL)->ticket = a->end.ticket;
+        break;
+    case BT_DC_ENGINE_QUARANTINE:
+    case BT_DC_ENGINE_CANCEL:
+        CHECK(engine_find(w->de, a->job) != NULL);
+        break;
+    }
+}
+
+static void run_d(struct world *w)
+{
+    const struct bt_dc_actions *list = bt_dc_core_actions(w->d);
+    struct bt_dc_action copy[64];
+    size_t n = list->n;
+
+    BT_ASSERT(n <= 64);
+    memcpy(copy, list->items, n * sizeof copy[0]);
+    for (size_t i = 0; i < n; i++) {
+        do_d(w, &copy[i]);
+    }
+    for (size_t i = 0; i < n; i++) {
+        if (copy[i].kind == BT_DC_LAND_EXPECT) {
+            land_check(w, land_find(w, &copy[i].ticket, copy[i].generation));
+        }
+    }
+}
+
+/* ---- deliveries ---- */
+
+static void deliver_engine_p(struct world *w, const struct flight *f)
+{
+    struct engine_job *e = engine_find(w->pe, f->job);
+
+    if (e == NULL) {
+        return; /* released meanwhile */
+    }
+    uint32_t n_pages = (e->n_tokens + PAGE - 1) / PAGE;
+
+    if (f->what == W_STARTED) {
+        bt_pf_on_engine_started(w->p, w->now, f->job);
+        run_p(w);
+        fly(w, W_PAGES)->job = f->job;
+    } else if (f->what == W_PAGES) {
+        uint32_t ids[64] = {0};
+        uint32_t first = e->chunk_end;
+        uint32_t end = first + 2 < n_pages ? first + 2 : n_pages;
+        uint32_t layer = e->layer;
+
+        BT_ASSERT(n_pages <= 64);
+        if (++e->layer == N_LAYERS) {
+            e->layer = 0;
+            e->chunk_end = end;
+        }
+        fly(w, e->chunk_end == n_pages ? W_TOKEN : W_PAGES)->job = f->job;
+        bt_pf_on_engine_pages(w->p, w->now, f->job, 0, layer, first, end, ids);
+        run_p(w);
+    } else {
+        struct bt_sampled s = {.token = 100};
+
+        bt_pf_on_engine_token(w->p, w->now, f->job, 0, &s, w->token0_finish);
+        run_p(w);
+    }
+}
+
+static void deliver_engine_d(struct world *w, const struct flight *f)
+{
+    struct engine_job *e = engine_find(w->de, f->job);
+
+    if (e == NULL) {
+        return;
+    }
+    if (f->what == W_LANDED && w->no_pages) {
+        *e = (struct engine_job){0};
+        bt_dc_on_engine_failed(w->d, w->now, f->job, BT_ERR_BUSY, "no pages");
+    } else if (f->what == W_LANDED) {
+        uint32_t ids[64] = {0};
+        const uint32_t *tables[1] = {ids};
+        uint32_t first[1] = {0};
+
+        bt_dc_on_engine_landed(w->d, w->now, f->job, (e->n_tokens + PAGE - 1) / PAGE, first, tables);
+    } else {
+        struct bt_sampled s = {.token = 100 + f->a + 1};
+        bool last = f->a + 2 == e->max_tokens;
+
+        if (!last) {
+            struct flight *next = fly(w, W_D_TOKEN);
+
+            next->job = f->job;
+            next->a = f->a + 1;
+        }
+        bt_dc_on_engine_token(w->d, w->now, f->job, f->a + 1, &s, last ? 2 : 0);
+    }
+    run_d(w);
+}
+
+static void deliver_push(struct world *w, const struct flight *f)
+{
+    struct landing *l = land_find(w, &f->ticket, f->generation);
+
+    if (l != NULL && l->open && !l->closing) {
+        l->got += f->n;
+        land_check(w, l);
+    }
+    w->pushed_after_release += engine_find(w->pe, f->job) == NULL;
+    bt_pf_on_pushed(w->p, w->now, f->job, BT_OK);
+    run_p(w);
+}
+
+static void submit(struct world *w, uint32_t r, bool to_p)
+{
+    uint32_t tokens[256] = {0};
+    struct bt_msg_submit s = {
+        .ticket = w->tickets[r],
+        .request_id = "r",
+        .n_tokens = w->n_tokens_of[r],
+        .tokens = tokens,
+        .n_prompt = w->n_tokens_of[r],
+        .sampling = {.max_tokens = w->max_tokens_of[r], .top_p = 1},
+        .peer_instance = to_p ? D_INSTANCE : P_INSTANCE,
+        .peer_address = "d",
+    };
+
+    if (to_p) {
+        bt_pf_on_submit(w->p, w->now, 0, &s);
+        run_p(w);
+    } else {
+        bt_dc_on_submit(w->d, w->now, 0, &s);
+        run_d(w);
+    }
+}
+
+static void deliver(struct world *w, const struct flight *f)
+{
+    switch (f->what) {
+    case W_P_CTRL:
+        bt_pf_on_control(w->p, w->now, CONN, &f->ctrl);
+        run_p(w);
+        break;
+    case W_D_CTRL:
+        bt_dc_on_control(w->d, w->now, CONN, &f->ctrl);
+        run_d(w);
+        break;
+    case W_P_SUBMIT:
+    case W_D_SUBMIT:
+        submit(w, f->a, f->what == W_P_SUBMIT);
+        break;
+    case W_P_CANCEL:
+        bt_pf_on_cancel(w->p, w->now, 0, &f->ticket);
+        run_p(w);
+        break;
+    case W_D_CANCEL:
+        bt_dc_on_cancel(w->d, w->now, 0, &f->ticket);
+        run_d(w);
+        break;
+    case W_STARTED:
+    case W_PAGES:
+    case W_TOKEN:
+        deliver_engine_p(w, f);
+        break;
+    case W_LANDED:
+    case W_D_TOKEN:
+        deliver_engine_d(w, f);
+        break;
+    case W_PUSHED:
+        deliver_push(w, f);
+        break;
+    case W_CLOSED:
+        land_find(w, &f->ticket, f->generation)->open = false;
+        bt_dc_on_land_closed(w->d, w->now, &f->ticket, f->generation);
+        run_d(w);
+        break;
+    }
+}
+
+/* Messages of the router to one node keep their order; everything else may be delivered in any order. */
+static size_t pick(struct world *w)
+{
+    size_t i = rnd(w, (uint32_t)w->n);
+    bool cancel = w->msgs[i].what == W_P_CANCEL || w->msgs[i].what == W_D_CANCEL;
+
+    for (size_t k = 0; cancel && k < w->n; k++) {
+        bool same_leg = (w->msgs[k].what == W_P_SUBMIT) == (w->msgs[i].what == W_P_CANCEL);
+        bool submit_msg = w->msgs[k].what == W_P_SUBMIT || w->msgs[k].what == W_D_SUBMIT;
+
+        if (submit_msg && same_leg && bt_ticket_equal(&w->tickets[w->msgs[k].a], &w->msgs[i].ticket)) {
+            return k;
+        }
+    }
+    return i;
+}
+
+static void world_start(struct world *w, unsigned seed)
+{
+    memset(w, 0, sizeof *w);
+    w->seed = seed;
+    w->now = 1000;
+    struct bt_pf_opts po = {.max_jobs = MAX_JOBS, .peers_max = 4, .n_groups = 1, .n_layers = {N_LAYERS},
+                            .page_tokens = PAGE, .reconnect_ns = 100, .unreachable_ns = 1000000, .grant_ns = 1000000};
+    struct bt_dc_opts dopts = {.max_jobs = MAX_JOBS, .parked_max = 8, .n_groups = 1, .n_layers = {N_LAYERS},
+                               .park_ns = 1000000, .transfer_ns = 1000000};
+    struct bt_msg_peer peer = {D_INSTANCE, "d", "d"};
+
+    CHECK_EQ(bt_pf_core_create(&po, &w->p), BT_OK);
+    CHECK_EQ(bt_dc_core_create(&dopts, &w->d), BT_OK);
+    bt_pf_on_peers(w->p, w->now, &peer, 1);
+    CHECK_EQ(bt_pf_core_actions(w->p)->n, 1);
+    CHECK_EQ(bt_pf_core_actions(w->p)->items[0].kind, BT_PF_CONNECT);
+    bt_pf_on_connecting(w->p, w->now, D_INSTANCE, CONN);
+    bt_pf_on_peer_up(w->p, w->now, CONN);
+}
+
+static void add_request(struct world *w, uint32_t n_tokens, uint32_t max_tokens)
+{
+    uint32_t r = w->n_requests++;
+
+    for (int i = 0; i < BT_TICKET_BYTES; i++) {
+        w->tickets[r].b[i] = (uint8_t)rnd(w, 256);
+    }
+    w->n_tokens_of[r] = n_tokens;
+    w->max_tokens_of[r] = max_tokens;
+    fly(w, W_P_SUBMIT)->a = r;
+    fly(w, W_D_SUBMIT)->a = r;
+}
+
+static void world_run(struct world *w)
+{
+    for (size_t steps = 0; w->n > 0 && steps < 100000; steps++) {
+        size_t i = pick(w);
+        struct flight f = w->msgs[i];
+
+        memmove(&w->msgs[i], &w->msgs[i + 1], (w->n - i - 1) * sizeof f);
+        w->n--;
+        w->now++;
+        deliver(w, &f);
+    }
+    CHECK_EQ(w->n, 0);
+    w->now += 10000000; /* every deadline passes */
+    bt_pf_on_tick(w->p, w->now);
+    run_p(w);
+    bt_dc_on_tick(w->d, w->now);
+    run_d(w);
+    while (w->n > 0) {
+        struct flight f = w->msgs[--w->n];
+
+        deliver(w, &f);
+    }
+}
+
+static void world_check_idle(struct world *w)
+{
+    for (int i = 0; i < MAX_JOBS; i++) {
+        CHECK_EQ(w->pe[i].job, 0);
+        CHECK_EQ(w->de[i].job, 0);
+    }
+    for (size_t i = 0; i < w->n_land; i++) {
+        CHECK(!w->land[i].open);
+    }
+    CHECK_EQ(w->pushed_after_release, 0);
+    CHECK_EQ(bt_pf_core_jobs(w->p), 0);
+    CHECK_EQ(bt_dc_core_jobs(w->d), 0);
+    bt_pf_core_destroy(w->p);
+    bt_dc_core_destroy(w->d);
+}
+
+/* ---- cases ---- */
+
+static void test_random_order(unsigned seed)
+{
+    static struct world w;
+
+    world_start(&w, seed);
+    uint32_t n = 1 + rnd(&w, 8);
+
+    for (uint32_t i = 0; i < n; i++) {
+        add_request(&w, 1 + rnd(&w, 40), 2 + rnd(&w, 5));
+    }
+    world_run(&w);
+    for (uint32_t r = 0; r < n; r++) {
+        CHECK_EQ(w.p_outputs[r], 1);
+        CHECK_EQ(w.d_outputs[r], w.max_tokens_of[r]);
+        CHECK_EQ(w.finished[r], 1);
+        CHECK_EQ(w.ended[r], 0);
+    }
+    CHECK_EQ(bt_dc_core_stats(w.d)->transfers, n);
+    world_check_idle(&w);
+}
+
+static void test_random_cancel(unsigned seed)
+{
+    static struct world w;
+
+    world_start(&w, seed);
+    for (uint32_t i = 0; i < 8; i++) {
+        add_request(&w, 1 + rnd(&w, 40), 2 + rnd(&w, 5));
+        if (rnd(&w, 2) == 0) {
+            w.cancelled[i] = true;
+            fly(&w, W_P_CANCEL)->ticket = w.tickets[i];
+            fly(&w, W_D_CANCEL)->ticket = w.tickets[i];
+        }
+    }
+    world_run(&w);
+    for (uint32_t r = 0; r < 8; r++) {
+        CHECK(w.cancelled[r] || w.finished[r] == 1);
+        CHECK(w.cancelled[r] || w.ended[r] == 0);
+    }
+    world_check_idle(&w);
+}
+
+static void test_token0_ends(unsigned seed)
+{
+    static struct world w;
+
+    world_start(&w, seed);
+    w.token0_finish = 1;
+    for (uint32_t i = 0; i < 5; i++) {
+        add_request(&w, 1 + rnd(&w, 40), 8);
+    }
+    world_run(&w);
+    for (uint32_t r = 0; r < 5; r++) {
+        CHECK_EQ(w.p_outputs[r], 1);
+        CHECK_EQ(w.finished[r], 1);
+        CHECK_EQ(w.d_outputs[r], 0);
+    }
+    CHECK_EQ(bt_dc_core_stats(w.d)->transferred_tokens, 0);
+    /* the router ends D's leg */
+    for (uint32_t r = 0; r < 5; r++) {
+        bt_dc_on_cancel(w.d, w.now, 0, &w.tickets[r]);
+        run_d(&w);
+    }
+    world_check_idle(&w);
+}
+
+static void test_no_pages(unsigned seed)
+{
+    static struct world w;
+
+    world_start(&w, seed);
+    w.no_pages = true;
+    add_request(&w, 30, 4);
+    world_run(&w);
+    CHECK(w.ended[0] >= 1);
+    CHECK_EQ(w.finished[0], 0);
+    world_check_idle(&w);
+}
+
+static void test_peer_lost(unsigned seed)
+{
+    static struct world w;
+
+    world_start(&w, seed);
+    for (uint32_t i = 0; i < 6; i++) {
+        add_request(&w, 1 + rnd(&w, 40), 3);
+    }
+    for (uint32_t i = 0; i < 20 + rnd(&w, 60) && w.n > 0; i++) {
+        size_t k = pick(&w);
+        struct flight f = w.msgs[k];
+
+        memmove(&w.msgs[k], &w.msgs[k + 1], (w.n - k - 1) * sizeof f);
+        w.n--;
+        deliver(&w, &f);
+    }
+    /* The connection breaks: control messages in flight are gone, pushes end with an error. */
+    bt_pf_on_peer_down(w.p, w.now, CONN, "test");
+    run_p(&w);
+    bt_dc_on_peer_down(w.d, w.now, CONN, "test");
+    run_d(&w);
+    for (size_t i = 0; i < w.n;) {
+        struct flight *f = &w.msgs[i];
+        bool gone = f->what == W_P_CTRL || f->what == W_D_CTRL;
+
+        if (f->what == W_PUSHED) {
+            f->generation = 0; /* nothing arrives */
+        }
+        if (gone) {
+            w.msgs[i] = w.msgs[--w.n];
+        } else {
+            i++;
+        }
+    }
+    /* It does not come back: what is left must end by its deadlines or by the router's cancel. */
+    for (uint32_t r = 0; r < 6; r++) {
+        fly(&w, W_P_CANCEL)->ticket = w.tickets[r];
+        fly(&w, W_D_CANCEL)->ticket = w.tickets[r];
+    }
+    world_run(&w);
+    world_check_idle(&w);
+}
+
+int main(void)
+{
+    for (unsigned seed = 1; seed <= 2000; seed++) {
+        test_random_order(seed);
+        test_random_cancel(seed);
+        test_token0_ends(seed);
+        test_no_pages(seed);
+        test_peer_lost(seed);
+        if (bt_test_failures > 0) {
+            fprintf(stderr, "failed at seed %u\n", seed);
+            break;
+        }
+    }
+    return bt_test_done();
+}
