@@ -59,7 +59,7 @@ ALLOW = re.compile(r"check: allow (\w+)")  # in a comment on the same line, with
 
 INCLUDE = re.compile(r'^\s*#\s*include\s+(?:"([^"]+)"|<([^>]+)>)')
 SOURCES = (".c", ".h", ".cu", ".cuh", ".cpp")
-UNIQUE = SOURCES + (".proto", ".py", ".sh")
+UNIQUE = SOURCES + (".py", ".sh")  # not .proto: gRPC fixes the names of its own
 UNIQUE_NOT = {"__init__.py", "conftest.py"}
 SKIP_DIRS = {"build", "node_modules", "__pycache__", "corpus", "fixtures"}
 

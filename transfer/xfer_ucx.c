@@ -420,7 +420,7 @@ static void query_transports(ucp_ep_h ep, char *text, size_t cap)
             add_transport(text, cap, name + 1, strcspn(name + 1, ". \n"));
         }
     }
-    free(info); /* from open_memstream */
+    free(info); /* check: allow free, memory of open_memstream */
 }
 #endif
 
