@@ -417,9 +417,9 @@ static int on_frame_send(nghttp2_session *session, const nghttp2_frame *frame, v
 
 static int on_stream_close(nghttp2_session *session, int32_t id, uint32_t code, void *arg)
 {
+    struct bt_http2 *h = arg;
     struct bt_http_stream *s = stream_of(session, id);
 
-    (void)arg;
     if (s == NULL) {
         return 0;
     }
@@ -427,6 +427,9 @@ static int on_stream_close(nghttp2_session *session, int32_t id, uint32_t code, 
     s->rst_code = code;
     bool done = s->out_done && (code == NGHTTP2_NO_ERROR || s->conn->client);
     bt_http_stream_close(s, done ? BT_HTTP_CLOSE_DONE : BT_HTTP_CLOSE_PEER);
+    if (h->conn->streams == NULL) {
+        h->conn->wait_since_ns = h->conn->now_ns; /* idle from here */
+    }
     return 0;
 }
 
@@ -603,9 +606,6 @@ void bt_http2_pull(struct bt_http2 *h, struct bt_buf *out, size_t max)
     }
     for (struct bt_http_stream *s = h->conn->streams; s != NULL && out->len > begin; s = s->next) {
         bt_http_stream_check_writable(s);
-    }
-    if (h->conn->streams == NULL) {
-        h->conn->wait_since_ns = h->conn->now_ns;
     }
 }
 
