@@ -103,7 +103,7 @@ enum bt_status bt_tok_decoder_compile(struct bt_tokenizer *t)
         return st;
     }
     size_t off = 0;
-    t->texts = bt_buf_take(&all, NULL);
+    t->texts = all.data; /* owned by t from here */
     for (uint32_t id = 0; id < t->n_tokens; id++) {
         struct bt_tok_token *k = &t->tokens[id];
         if (k->name != NULL) {

@@ -141,8 +141,7 @@ static enum bt_status normalize_added(struct bt_tokenizer *t)
     f->n = kept;
     bt_buf_fini(&b);
     bt_buf_fini(&tmp);
-    size_t n;
-    t->normalized_names = bt_buf_take(&all, &n);
+    t->normalized_names = all.data; /* owned by t from here */
     for (size_t i = 0; i < f->n && st == BT_OK; i++) {
         f->v[i].content = t->normalized_names + off;
         off += f->v[i].len;

@@ -12,7 +12,7 @@
 
 #define PATTERN_BYTES_MAX 65536
 #define JIT_STACK_BYTES_MAX (64 << 20)
-#define MATCH_LIMIT 200000000
+#define MATCH_LIMIT 50000000
 
 /* White_Space; PCRE2's \s also takes U+180E. */
 #define SPACE_SET "\\x09-\\x0d\\x20\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"
