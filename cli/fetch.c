@@ -1,0 +1,82 @@
+/* Runs the embedded fetch_model.py. Python is there wherever pip is, and brings hashing and zip files along. */
+
+#include "cli/fetch.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+extern const unsigned char bt_cli_fetch_script[];
+extern const unsigned long bt_cli_fetch_script_len;
+
+static enum bt_status cache_folder(struct bt_buf *out, struct bt_err *err)
+{
+    const char *xdg = getenv("XDG_CACHE_HOME");
+    const char *home = getenv("HOME");
+    bool ok;
+
+    if (xdg != NULL && xdg[0] == '/') {
+        ok = bt_buf_addf(out, "%s/baton", xdg);
+    } else if (home != NULL && home[0] == '/') {
+        ok = bt_buf_addf(out, "%s/.cache/baton", home);
+    } else {
+        return bt_err_set(err, BT_ERR_IO, "no cache folder: neither XDG_CACHE_HOME nor HOME is set; give --model PATH");
+    }
+    return ok ? BT_OK : bt_err_set(err, BT_ERR_NOMEM, "out of memory");
+}
+
+static void run_script(int out_fd, const char *folder)
+{
+    struct bt_buf script = {0};
+
+    if (dup2(out_fd, STDOUT_FILENO) >= 0 && bt_buf_add(&script, bt_cli_fetch_script, bt_cli_fetch_script_len)) {
+        execlp("python3", "python3", "-c", script.data, folder, (char *)NULL);
+    }
+    _exit(127);
+}
+
+enum bt_status bt_cli_fetch_model(struct bt_buf *path, struct bt_err *err)
+{
+    struct bt_buf folder = {0};
+    int fds[2];
+    char chunk[1024];
+    ssize_t n;
+    int status = 0;
+    enum bt_status st = cache_folder(&folder, err);
+
+    if (st != BT_OK) {
+        return st;
+    }
+    if (pipe(fds) != 0) {
+        bt_buf_fini(&folder);
+        return bt_err_set(err, BT_ERR_IO, "pipe: %s", strerror(errno));
+    }
+    pid_t pid = fork();
+
+    if (pid == 0) {
+        run_script(fds[1], folder.data);
+    }
+    close(fds[1]);
+    while (pid > 0 && ((n = read(fds[0], chunk, sizeof chunk)) > 0 || (n < 0 && errno == EINTR))) {
+        if (n > 0 && !bt_buf_add(path, chunk, (size_t)n)) {
+            break;
+        }
+    }
+    close(fds[0]);
+    bt_buf_fini(&folder);
+    if (pid < 0 || waitpid(pid, &status, 0) != pid) {
+        return bt_err_set(err, BT_ERR_IO, "cannot run python3: %s", strerror(errno));
+    }
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 127) {
+        return bt_err_set(err, BT_ERR_NOT_FOUND, "python3 is needed to fetch the model; install it or give --model PATH");
+    }
+    while (path->len > 0 && path->data[path->len - 1] == '\n') {
+        path->data[--path->len] = '\0';
+    }
+    if (!WIFEXITED(status) || WEXITSTATUS(status) != 0 || path->len == 0) {
+        return bt_err_set(err, BT_ERR_IO, "the model was not fetched");
+    }
+    return BT_OK;
+}
