@@ -67,9 +67,10 @@ static void test_chat(void)
     struct bt_inf_generate out;
 
     bt_buf_clear(&buf);
-    CHECK_EQ(bt_inf_generate_encode(&(struct bt_inf_generate){.model = "m", .input = BT_INF_CHAT, .n_messages = 2,
-                                                              .messages = messages},
-                                    &buf),
+    CHECK_EQ(bt_inf_generate_encode(
+                 &(struct bt_inf_generate){
+                     .model = "m", .input = BT_INF_CHAT, .n_messages = 2, .messages = messages},
+                 &buf),
              BT_OK);
     CHECK_EQ(bt_inf_generate_decode(buf.data, buf.len, &arena, &out, &err), BT_OK);
     CHECK_EQ(out.input, BT_INF_CHAT);
@@ -84,17 +85,18 @@ static void test_generated(void)
     struct bt_inf_logprob top[] = {{5, "a", -0.25f}, {6, "b", -2.0f}};
     struct bt_inf_logprobs lp = {{6, "b", -2.0f}, 2, top};
     uint32_t id = 6;
-    struct bt_inf_generated in = {.index = 3,
-                                  .text = "b",
-                                  .n_token_ids = 1,
-                                  .token_ids = &id,
-                                  .n_logprobs = 1,
-                                  .logprobs = &lp,
-                                  .finish_reason = "length",
-                                  .has_usage = true,
-                                  .usage = {10, 1, 4, 6},
-                                  .has_timings = true,
-                                  .timings = {.prefill_ms = 1.5, .transferred_bytes = UINT64_C(1) << 40}};
+    struct bt_inf_generated in = {
+        .index = 3,
+        .text = "b",
+        .n_token_ids = 1,
+        .token_ids = &id,
+        .n_logprobs = 1,
+        .logprobs = &lp,
+        .finish_reason = "length",
+        .has_usage = true,
+        .usage = {10, 1, 4, 6},
+        .has_timings = true,
+        .timings = {.prefill_ms = 1.5, .transferred_bytes = UINT64_C(1) << 40}};
     struct bt_inf_generated out;
 
     bt_buf_clear(&buf);
@@ -107,7 +109,8 @@ static void test_generated(void)
     CHECK_STR(out.logprobs[0].top[0].text, "a");
     CHECK(out.logprobs[0].top[1].logprob == -2.0f);
     CHECK(out.has_usage && out.usage.prompt_tokens == 10 && out.usage.transferred_tokens == 6);
-    CHECK(out.has_timings && out.timings.prefill_ms == 1.5 && out.timings.transferred_bytes == UINT64_C(1) << 40);
+    CHECK(out.has_timings && out.timings.prefill_ms == 1.5 &&
+          out.timings.transferred_bytes == UINT64_C(1) << 40);
 }
 
 static void test_small(void)
@@ -132,12 +135,14 @@ static void test_small(void)
     CHECK_EQ(bt_inf_text_decode(buf.data, buf.len, &arena, &s, &err), BT_OK);
     CHECK_STR(s, "t");
     bt_buf_clear(&buf);
-    CHECK_EQ(bt_inf_tokenize_encode(&(struct bt_inf_tokenize){NULL, "abc", true, false}, &buf), BT_OK);
+    CHECK_EQ(bt_inf_tokenize_encode(&(struct bt_inf_tokenize){NULL, "abc", true, false}, &buf),
+             BT_OK);
     CHECK_EQ(bt_inf_tokenize_decode(buf.data, buf.len, &arena, &tok, &err), BT_OK);
     CHECK(tok.add_special_tokens && !tok.parse_special);
     CHECK_STR(tok.text, "abc");
     bt_buf_clear(&buf);
-    CHECK_EQ(bt_inf_detokenize_encode(&(struct bt_inf_detokenize){NULL, 2, ids, true}, &buf), BT_OK);
+    CHECK_EQ(bt_inf_detokenize_encode(&(struct bt_inf_detokenize){NULL, 2, ids, true}, &buf),
+             BT_OK);
     CHECK_EQ(bt_inf_detokenize_decode(buf.data, buf.len, &arena, &detok, &err), BT_OK);
     CHECK(detok.n_ids == 2 && detok.ids[1] == 5 && detok.skip_special_tokens);
     bt_buf_clear(&buf);
@@ -149,7 +154,11 @@ static void test_small(void)
 static void test_cluster(void)
 {
     struct bt_inf_transport t = {"d0", "tcp/lo"};
-    struct bt_inf_node nodes[] = {{.name = "p0", .role = "prefill", .state = "ready", .pages_free = 5, .n_transports = 1,
+    struct bt_inf_node nodes[] = {{.name = "p0",
+                                   .role = "prefill",
+                                   .state = "ready",
+                                   .pages_free = 5,
+                                   .n_transports = 1,
                                    .transports = &t},
                                   {.name = "d0", .role = "decode", .running = 2}};
     struct bt_inf_cluster out;
@@ -157,7 +166,8 @@ static void test_cluster(void)
     struct bt_inf_models models;
 
     bt_buf_clear(&buf);
-    CHECK_EQ(bt_inf_cluster_encode(&(struct bt_inf_cluster){"m", "00ff", 2, nodes, 3, 4}, &buf), BT_OK);
+    CHECK_EQ(bt_inf_cluster_encode(&(struct bt_inf_cluster){"m", "00ff", 2, nodes, 3, 4}, &buf),
+             BT_OK);
     CHECK_EQ(bt_inf_cluster_decode(buf.data, buf.len, &arena, &out, &err), BT_OK);
     CHECK_EQ(out.n_nodes, 2);
     CHECK_STR(out.nodes[0].transports[0].description, "tcp/lo");

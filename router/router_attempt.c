@@ -1,0 +1,483 @@
+/* Attempts: submits to both legs, tokens by index, and what follows when one fails. Owns the legs
+ * and the tokens of a sequence; refuses to know how a pair is chosen. */
+
+#include <stdio.h>
+#include "base/assert.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "router/router_core_int.h"
+
+#define BACKOFF_DOUBLINGS 5u
+#define AVOID_REPORTER    2u
+#define AVOID_OTHER       1u
+
+/* ---- legs ---- */
+
+static void charge(struct rt_node *n, struct rt_leg *l, uint64_t tokens)
+{
+    n->own_tokens += tokens;
+    l->charge += tokens;
+}
+
+static void uncharge(struct rt_node *n, struct rt_leg *l)
+{
+    BT_ASSERT(n->own_tokens >= l->charge);
+    n->own_tokens -= l->charge;
+    l->charge = 0;
+}
+
+static void leg_begin(struct rt_seq *s, enum bt_role role, struct rt_node *n)
+{
+    struct rt_leg *l = &s->leg[role];
+
+    *l = (struct rt_leg){.session = n->session, .live = true};
+    n->own_seqs++;
+    charge(n, l, s->n_tokens);
+}
+
+void bt_rt_leg_end(struct bt_rt_core *c, struct rt_seq *s, enum bt_role role, bool cancel)
+{
+    struct rt_leg *l = &s->leg[role];
+
+    if (!l->live) {
+        return;
+    }
+    struct rt_node *n = bt_rt_node(c, l->session);
+
+    l->live = false;
+    if (n == NULL) {
+        return;
+    }
+    BT_ASSERT(n->own_seqs > 0);
+    n->own_seqs--;
+    uncharge(n, l);
+    if (cancel) {
+        struct bt_rt_action *a = bt_rt_act(c, BT_RT_SEND);
+
+        a->session = n->session;
+        a->send.kind = BT_FROM_ROUTER_CANCEL;
+        a->send.cancel.ticket = s->head.ticket;
+    }
+}
+
+void bt_rt_attempt_cancel(struct bt_rt_core *c, struct rt_seq *s)
+{
+    bt_rt_leg_end(c, s, BT_ROLE_PREFILL, true);
+    bt_rt_leg_end(c, s, BT_ROLE_DECODE, true);
+    bt_ticket_table_forget(&c->seqs, s);
+}
+
+/* ---- start ---- */
+
+static void send_submit(struct bt_rt_core *c, const struct rt_seq *s, const struct rt_node *to,
+                        const struct rt_node *peer)
+{
+    struct bt_rt_action *a = bt_rt_act(c, BT_RT_SEND);
+
+    a->session = to->session;
+    a->send.kind = BT_FROM_ROUTER_SUBMIT;
+    a->send.submit = (struct bt_msg_submit){
+        .ticket = s->head.ticket,
+        .request_id = s->request_id,
+        .n_tokens = s->n_tokens,
+        .tokens = s->tokens,
+        .n_prompt = s->n_prompt,
+        .sampling = s->sampling,
+        .prompt_logprobs =
+            s->prompt_logprobs && s->prompt_next < s->n_prompt && to->hello.role == BT_ROLE_PREFILL,
+        .peer_instance = peer != NULL ? peer->hello.instance : 0,
+        .peer_address = peer != NULL ? peer->hello.transfer_address : "",
+    };
+}
+
+/* The first attempt fixes what the answer depends on: the kind of nodes, and its length if none was
+ * given. false: the sequence does not fit and has ended. */
+static bool resolve(struct bt_rt_core *c, struct rt_seq *s)
+{
+    uint64_t ident = s->ident != 0 ? s->ident : c->served;
+    uint32_t context = bt_rt_context_of(c, ident, bt_rt_wants_decode(s));
+    uint64_t want = (uint64_t)s->n_prompt + s->sampling.max_tokens;
+
+    if (s->info.max_tokens != 0 || context == 0) {
+        return true;
+    }
+    if (s->sampling.max_tokens == 0 ? s->n_prompt >= context : want > context) {
+        const char *text =
+            s->sampling.max_tokens == 0
+                ? bt_rt_say(c,
+                            "the prompt has %u tokens; the context holds %u, the answer included",
+                            s->n_prompt, context)
+                : bt_rt_say(c,
+                            "prompt (%u tokens) and max_tokens (%u) together exceed the context of "
+                            "%u tokens",
+                            s->n_prompt, s->sampling.max_tokens, context);
+
+        bt_rt_seq_end(c, s, BT_RT_INVALID, 0, text);
+        return false;
+    }
+    if (s->sampling.max_tokens == 0) {
+        s->sampling.max_tokens = context - s->n_prompt;
+    }
+    return true;
+}
+
+enum rt_dispatch bt_rt_attempt_start(struct bt_rt_core *c, uint64_t now, struct rt_seq *s)
+{
+    struct rt_pair pair;
+    struct bt_ticket t;
+
+    if (!resolve(c, s)) {
+        return RT_ENDED;
+    }
+    enum rt_dispatch d = bt_rt_place(c, s, &pair);
+
+    if (d != RT_DISPATCHED) {
+        return d;
+    }
+    bt_rt_next_ticket(c, &t);
+    if (!bt_ticket_table_rename(&c->seqs, s, &t)) {
+        return RT_NO_ROOM; /* out of memory: again at the next tick */
+    }
+    s->ident = pair.prefill->ident;
+    s->decode_began = s->prefill_answered = false;
+    s->gap_n = s->gap_finish = 0;
+    s->info.max_tokens = s->sampling.max_tokens;
+    s->info.has_decode = false;
+    s->info.t_dispatch = s->info.n_attempts == 0 ? now : s->info.t_dispatch;
+    snprintf(s->prefill_name, sizeof s->prefill_name, "%s", pair.prefill->hello.name);
+    snprintf(s->decode_name, sizeof s->decode_name, "%s",
+             pair.decode != NULL ? pair.decode->hello.name : "");
+    s->leg[BT_ROLE_DECODE] = (struct rt_leg){0};
+    leg_begin(s, BT_ROLE_PREFILL, pair.prefill);
+    send_submit(c, s, pair.prefill, pair.decode);
+    if (pair.decode != NULL) {
+        leg_begin(s, BT_ROLE_DECODE, pair.decode);
+        send_submit(c, s, pair.decode, pair.prefill);
+    }
+    c->stats.attempts++;
+    c->stats.migrated += s->info.n_attempts > 0 && s->reason != BT_ATTEMPT_REFUSED;
+    s->info.n_attempts++;
+    bt_rt_seq_run(c, s);
+    return RT_DISPATCHED;
+}
+
+/* ---- failure ---- */
+
+static void avoid(struct rt_seq *s, const struct rt_node *n, uint32_t weight)
+{
+    uint32_t at = 0;
+
+    if (n == NULL) {
+        return;
+    }
+    while (at < s->n_avoid && s->avoid[at].instance != n->hello.instance) {
+        at++;
+    }
+    if (at == RT_AVOID_MAX) {
+        at = s->info.n_attempts % RT_AVOID_MAX;
+    } else if (at == s->n_avoid) {
+        s->n_avoid++;
+        s->avoid[at].weight = 0;
+    }
+    s->avoid[at].instance = n->hello.instance;
+    s->avoid[at].weight += weight;
+}
+
+/* A prefill node also reports what its decode node did: then both are avoided a little. One that is
+ * gone needs no blame. */
+static void blame(struct bt_rt_core *c, struct rt_seq *s, enum bt_role role)
+{
+    struct rt_node *p = bt_rt_node(c, s->leg[BT_ROLE_PREFILL].session);
+    struct rt_node *d = bt_rt_node(c, s->leg[BT_ROLE_DECODE].session);
+
+    if (role == BT_ROLE_DECODE) {
+        avoid(s, d, AVOID_REPORTER);
+    } else if (p != NULL) {
+        avoid(s, p, d == NULL ? AVOID_REPORTER : AVOID_OTHER);
+        avoid(s, d, AVOID_OTHER);
+    }
+}
+
+static uint64_t backoff(const struct bt_rt_core *c, uint32_t n)
+{
+    return n == 0 ? 0
+                  : c->opts.backoff_ns << (n - 1 < BACKOFF_DOUBLINGS ? n - 1 : BACKOFF_DOUBLINGS);
+}
+
+static void again(struct bt_rt_core *c, uint64_t now, struct rt_seq *s)
+{
+    bool refused = s->reason == BT_ATTEMPT_REFUSED;
+
+    if (refused) {
+        s->refusals++; /* bounded by the time in the queue */
+    } else {
+        s->failures++;
+        s->t_wait = now;
+    }
+    if (s->failures > c->opts.attempts_max) {
+        bt_rt_seq_end(
+            c, s, BT_RT_UNAVAILABLE, 0,
+            bt_rt_say(c, "%u attempts failed in a row, the last one: %s", s->failures, s->why));
+        return;
+    }
+    s->not_before = now + (refused ? backoff(c, s->refusals) : backoff(c, s->failures - 1));
+    bt_rt_seq_wait(c, s);
+}
+
+void bt_rt_attempt_failed(struct bt_rt_core *c, uint64_t now, struct rt_seq *s, enum bt_role role,
+                          enum bt_attempt_reason reason, const char *text)
+{
+    BT_ASSERT(s->state == SEQ_RUNNING);
+    snprintf(s->why, sizeof s->why, "%s", text);
+    s->has_reason = true;
+    s->reason = reason;
+    blame(c, s, role);
+    bt_rt_leg_end(c, s, role, false);
+    bt_rt_attempt_cancel(c, s);
+    bt_rt_log(c, BT_LOG_DEBUG,
+              bt_rt_say(c, "%s: attempt %u ended after %u tokens: %s", s->request_id,
+                        s->info.n_attempts, bt_rt_produced(s), s->why));
+    if (reason == BT_ATTEMPT_INVALID) {
+        bt_rt_seq_end(c, s, BT_RT_INVALID, 0, bt_rt_say(c, "%s", s->why));
+    } else if (reason == BT_ATTEMPT_INTERNAL) {
+        bt_rt_seq_end(c, s, BT_RT_INTERNAL, 0, bt_rt_say(c, "%s", s->why));
+    } else {
+        again(c, now, s);
+    }
+}
+
+/* ---- tokens ---- */
+
+void bt_rt_attempt_finish(struct bt_rt_core *c, struct rt_seq *s)
+{
+    bt_rt_leg_end(c, s, BT_ROLE_DECODE,
+                  !s->decode_began); /* else it waits for pages that will not come */
+    bt_rt_leg_end(c, s, BT_ROLE_PREFILL, !s->decode_began);
+    bt_rt_seq_end(c, s, BT_RT_FINISHED, s->finish, NULL);
+}
+
+static bool tokens_reserve(struct rt_seq *s, size_t more)
+{
+    size_t need = s->n_tokens + more;
+
+    if (need <= s->cap_tokens) {
+        return true;
+    }
+    size_t cap = need + need / 2;
+    uint32_t *grown = bt_realloc(s->tokens, cap * sizeof *grown);
+
+    if (grown == NULL) {
+        return false;
+    }
+    s->tokens = grown;
+    s->cap_tokens = (uint32_t)cap;
+    return true;
+}
+
+/* Takes tokens that follow directly. false: too many, or no memory. */
+static bool accept(struct bt_rt_core *c, struct rt_seq *s, const struct bt_sampled *list, size_t n)
+{
+    struct rt_node *d = bt_rt_node(c, s->leg[BT_ROLE_DECODE].session);
+
+    if (n == 0) {
+        return true;
+    }
+    if (n > s->sampling.max_tokens - bt_rt_produced(s) || !tokens_reserve(s, n)) {
+        return false;
+    }
+    struct bt_rt_action *a = bt_rt_act(c, BT_RT_TOKENS);
+
+    a->seq = s->head.id;
+    a->user = s->user;
+    a->tokens.index = bt_rt_produced(s);
+    a->tokens.n = n;
+    a->tokens.list = list;
+    for (size_t i = 0; i < n; i++) {
+        s->tokens[s->n_tokens++] = list[i].token;
+    }
+    if (d != NULL && s->leg[BT_ROLE_DECODE].live) {
+        charge(d, &s->leg[BT_ROLE_DECODE], n);
+    }
+    s->failures = s->refusals = 0;
+    return true;
+}
+
+/* Keeps tokens that others must come in front of. */
+static bool buffer_gap(struct rt_seq *s, const struct bt_msg_output *o)
+{
+    if (s->gap == NULL && (s->gap = bt_alloc(RT_GAP_MAX * sizeof *s->gap)) == NULL) {
+        return false;
+    }
+    if (s->gap_n == 0) {
+        s->gap_first = o->index;
+    }
+    if (o->index != s->gap_first + s->gap_n || o->n_tokens > RT_GAP_MAX - s->gap_n) {
+        return false;
+    }
+    memcpy(s->gap + s->gap_n, o->tokens, o->n_tokens * sizeof *s->gap);
+    s->gap_n += (uint32_t)o->n_tokens;
+    s->gap_finish = o->finish;
+    return true;
+}
+
+static bool take_gap(struct bt_rt_core *c, struct rt_seq *s, uint32_t *finish)
+{
+    uint32_t at = bt_rt_produced(s);
+
+    if (s->gap_n == 0 || s->gap_first > at) {
+        return true;
+    }
+    uint32_t known = at - s->gap_first < s->gap_n ? at - s->gap_first : s->gap_n;
+    uint32_t n = s->gap_n - known;
+    /* The action outlives the buffer, which may be filled again. */
+    struct bt_sampled *copy = bt_arena_alloc(&c->scratch, n * sizeof *copy);
+
+    if (copy == NULL) {
+        return false;
+    }
+    memcpy(copy, s->gap + known, n * sizeof *copy);
+    s->gap_n = 0;
+    *finish = s->gap_finish;
+    return accept(c, s, copy, n);
+}
+
+/* The part of an output that is new. *finish: set if the answer is complete with it. */
+static bool take_tokens(struct bt_rt_core *c, struct rt_seq *s, const struct bt_msg_output *o,
+                        uint32_t *finish)
+{
+    uint32_t at = bt_rt_produced(s);
+
+    if (o->n_tokens == 0) {
+        return o->finish == 0;
+    }
+    if (o->index > at) {
+        return buffer_gap(s, o);
+    }
+    size_t known = at - o->index;
+
+    if (known < o->n_tokens) {
+        if (!accept(c, s, o->tokens + known, o->n_tokens - known)) {
+            return false;
+        }
+        *finish = o->finish;
+    } else if (known == o->n_tokens) {
+        *finish = o->finish; /* the second copy of the last token */
+    }
+    return *finish != 0 || take_gap(c, s, finish);
+}
+
+static void take_prompt_logprobs(struct bt_rt_core *c, struct rt_seq *s,
+                                 const struct bt_msg_output *o)
+{
+    uint32_t first = o->prompt_first;
+
+    if (!s->prompt_logprobs || first > s->prompt_next || s->prompt_next >= s->n_prompt) {
+        return;
+    }
+    size_t known = s->prompt_next - first;
+    size_t room = s->n_prompt - s->prompt_next;
+
+    if (known >= o->n_prompt_logprobs) {
+        return;
+    }
+    size_t n = o->n_prompt_logprobs - known;
+    struct bt_rt_action *a = bt_rt_act(c, BT_RT_PROMPT_LOGPROBS);
+
+    a->seq = s->head.id;
+    a->user = s->user;
+    a->prompt_logprobs.first = s->prompt_next;
+    a->prompt_logprobs.n = n < room ? n : room;
+    a->prompt_logprobs.list = o->prompt_logprobs + known;
+    s->prompt_next += (uint32_t)a->prompt_logprobs.n;
+}
+
+/* The sequence whose current attempt has a live leg on this node, or NULL. */
+static struct rt_seq *seq_of(struct bt_rt_core *c, const struct rt_node *n,
+                             const struct bt_ticket *t)
+{
+    struct rt_seq *s = bt_ticket_table_by_ticket(&c->seqs, t);
+
+    if (s == NULL || s->state != SEQ_RUNNING || !s->leg[n->hello.role].live ||
+        s->leg[n->hello.role].session != n->session) {
+        c->stats.stale++;
+        return NULL;
+    }
+    return s;
+}
+
+static void take_stats(struct rt_seq *s, enum bt_role role, const struct bt_msg_output *o)
+{
+    if (!o->has_stats) {
+        return;
+    }
+    if (role == BT_ROLE_DECODE) {
+        s->info.has_decode = true;
+        s->info.decode = o->stats;
+    } else if (!s->info.has_prefill) {
+        s->info.has_prefill = true;
+        s->info.prefill = o->stats;
+    }
+}
+
+void bt_rt_on_output(struct bt_rt_core *c, uint64_t now, struct rt_node *n,
+                     const struct bt_msg_output *o)
+{
+    struct rt_seq *s = seq_of(c, n, &o->ticket);
+    enum bt_role role = n->hello.role;
+    uint32_t finish = 0;
+
+    if (s == NULL) {
+        return;
+    }
+    take_stats(s, role, o);
+    take_prompt_logprobs(c, s, o);
+    if (role == BT_ROLE_DECODE) {
+        s->decode_began = true;
+    } else if (o->n_tokens > 0) {
+        s->prefill_answered = true;
+        uncharge(n, &s->leg[role]);
+    }
+    if (s->finish == 0 && !take_tokens(c, s, o, &finish)) {
+        bt_rt_attempt_failed(c, now, s, role, BT_ATTEMPT_RETRY,
+                             "tokens came out of order, or too many");
+        return;
+    }
+    if (s->finish == 0 && finish == 0 && bt_rt_produced(s) == s->sampling.max_tokens) {
+        finish = 2;
+    }
+    if (finish != 0) {
+        s->finish = finish;
+        s->finish_at = now + RT_STATS_NS;
+    }
+    if (s->finish != 0) {
+        if (finish != 0) {
+            bt_rt_leg_end(c, s, role, false);
+        }
+        if (s->prefill_answered || !s->leg[BT_ROLE_PREFILL].live) {
+            bt_rt_attempt_finish(c, s);
+        }
+    } else if (s->decode_began && s->prefill_answered) {
+        bt_rt_leg_end(c, s, BT_ROLE_PREFILL, false); /* its part is done */
+    }
+}
+
+void bt_rt_on_attempt_end(struct bt_rt_core *c, uint64_t now, struct rt_node *n,
+                          const struct bt_msg_attempt_end *m)
+{
+    struct rt_seq *s = seq_of(c, n, &m->ticket);
+    enum bt_role role = n->hello.role;
+
+    if (s == NULL) {
+        return;
+    }
+    if (s->finish != 0) {
+        bt_rt_leg_end(c, s, role, false);
+        bt_rt_attempt_finish(c, s);
+    } else if (role == BT_ROLE_PREFILL && s->decode_began) {
+        bt_rt_leg_end(c, s, role, false); /* its part was done */
+    } else {
+        bt_rt_attempt_failed(
+            c, now, s, role, m->reason,
+            bt_rt_say(c, "%s node %s: %s", bt_role_name(role), n->hello.name, m->text));
+    }
+}

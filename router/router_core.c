@@ -1,0 +1,409 @@
+/* The action queue and the life of sequences: start, wait, end. Owns their memory; refuses to know
+ * of sockets, text, HTTP and the clock. */
+
+#include "router/router_core_int.h"
+
+#include <stdio.h>
+#include "base/assert.h"
+#include "base/log.h"
+#include "base/mem.h"
+
+#define SCRATCH_MAX ((size_t)256 << 20)
+#define SCAN_MAX    256u /* waiting sequences looked at in one pump */
+
+/* ---- life ---- */
+
+enum bt_status bt_rt_core_create(const struct bt_rt_opts *opts, struct bt_rt_core **out)
+{
+    struct bt_rt_core *c = bt_calloc(1, sizeof *c);
+
+    if (c == NULL) {
+        return BT_ERR_NOMEM;
+    }
+    c->opts = *opts;
+    bt_arena_init(&c->scratch, SCRATCH_MAX);
+    c->nodes = bt_calloc(opts->nodes_max, sizeof *c->nodes);
+    c->node_generation = bt_calloc(opts->nodes_max, sizeof *c->node_generation);
+    if (c->nodes == NULL || c->node_generation == NULL ||
+        bt_ticket_table_init(&c->seqs, sizeof(struct rt_seq), opts->seqs_max) != BT_OK) {
+        bt_free(c->nodes);
+        bt_free(c->node_generation);
+        bt_free(c);
+        return BT_ERR_NOMEM;
+    }
+    *out = c;
+    return BT_OK;
+}
+
+static void seq_free(struct bt_rt_core *c, struct rt_seq *s)
+{
+    bt_free(s->request_id);
+    bt_free(s->tokens);
+    bt_free(s->bias);
+    bt_free(s->gap);
+    bt_ticket_table_remove(&c->seqs, s);
+}
+
+static void list_free(struct bt_rt_core *c, struct rt_list *l)
+{
+    while (l->first != NULL) {
+        struct rt_seq *s = l->first;
+
+        l->first = s->next;
+        seq_free(c, s);
+    }
+    l->last = NULL;
+}
+
+static void drained(struct bt_rt_core *c)
+{
+    c->n_actions = c->head_action = 0;
+    list_free(c, &c->over);
+    for (size_t i = 0; i < c->n_trash; i++) {
+        bt_free(c->trash[i]);
+    }
+    c->n_trash = 0;
+    bt_arena_reset(&c->scratch);
+}
+
+void bt_rt_core_destroy(struct bt_rt_core *c)
+{
+    if (c == NULL) {
+        return;
+    }
+    drained(c);
+    list_free(c, &c->waiting);
+    list_free(c, &c->running);
+    bt_rt_nodes_fini(c);
+    bt_ticket_table_fini(&c->seqs);
+    bt_arena_fini(&c->scratch);
+    bt_free(c->trash);
+    bt_free(c->actions);
+    bt_free(c->node_generation);
+    bt_free(c->nodes);
+    bt_free(c);
+}
+
+/* ---- actions ---- */
+
+/* The list grows to its working size and stays there. */
+struct bt_rt_action *bt_rt_act(struct bt_rt_core *c, enum bt_rt_action_kind kind)
+{
+    if (c->n_actions == c->cap_actions) {
+        size_t cap = c->cap_actions == 0 ? 64 : c->cap_actions * 2;
+        struct bt_rt_action *grown = bt_realloc(c->actions, cap * sizeof *grown);
+
+        BT_ASSERT(grown !=
+                  NULL); /* a lost action would break the protocol: better die and be replaced */
+        c->actions = grown;
+        c->cap_actions = cap;
+    }
+    struct bt_rt_action *a = &c->actions[c->n_actions++];
+
+    memset(a, 0, sizeof *a);
+    a->kind = kind;
+    return a;
+}
+
+bool bt_rt_core_next(struct bt_rt_core *c, struct bt_rt_action *out)
+{
+    if (c->head_action == c->n_actions) {
+        drained(c);
+        return false;
+    }
+    *out = c->actions[c->head_action++];
+    return true;
+}
+
+const char *bt_rt_say(struct bt_rt_core *c, const char *fmt, ...)
+{
+    char text[640];
+    va_list ap;
+
+    va_start(ap, fmt);
+    int n = vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    size_t len = n < 0 ? 0 : (size_t)n < sizeof text ? (size_t)n : sizeof text - 1;
+    const char *s = bt_arena_strndup(&c->scratch, text, len);
+
+    return s != NULL ? s : "out of memory";
+}
+
+void bt_rt_log(struct bt_rt_core *c, int level, const char *text)
+{
+    struct bt_rt_action *a = bt_rt_act(c, BT_RT_LOG);
+
+    a->level = level;
+    a->text = text;
+}
+
+void bt_rt_trash(struct bt_rt_core *c, void *p)
+{
+    if (p == NULL) {
+        return;
+    }
+    if (c->n_trash == c->cap_trash) {
+        size_t cap = c->cap_trash == 0 ? 64 : c->cap_trash * 2;
+        void **grown = bt_realloc(c->trash, cap * sizeof *grown);
+
+        BT_ASSERT(grown != NULL);
+        c->trash = grown;
+        c->cap_trash = cap;
+    }
+    c->trash[c->n_trash++] = p;
+}
+
+/* ---- lists ---- */
+
+static struct rt_list *list_of(struct bt_rt_core *c, enum rt_seq_state state)
+{
+    return state == SEQ_WAITING ? &c->waiting : state == SEQ_RUNNING ? &c->running : &c->over;
+}
+
+static void list_remove(struct rt_list *l, struct rt_seq *s)
+{
+    *(s->prev != NULL ? &s->prev->next : &l->first) = s->next;
+    *(s->next != NULL ? &s->next->prev : &l->last) = s->prev;
+    s->prev = s->next = NULL;
+}
+
+static void list_insert_after(struct rt_list *l, struct rt_seq *at, struct rt_seq *s)
+{
+    s->prev = at;
+    s->next = at != NULL ? at->next : l->first;
+    *(s->prev != NULL ? &s->prev->next : &l->first) = s;
+    *(s->next != NULL ? &s->next->prev : &l->last) = s;
+}
+
+static const uint8_t legal_next[] = {
+    [SEQ_WAITING] = 1u << SEQ_RUNNING | 1u << SEQ_OVER,
+    [SEQ_RUNNING] = 1u << SEQ_WAITING | 1u << SEQ_OVER,
+    [SEQ_OVER] = 0,
+};
+
+static void seq_move(struct bt_rt_core *c, struct rt_seq *s, enum rt_seq_state next,
+                     struct rt_seq *after)
+{
+    BT_ASSERT((legal_next[s->state] & 1u << next) != 0);
+    list_remove(list_of(c, s->state), s);
+    c->stats.waiting -= s->state == SEQ_WAITING;
+    c->stats.running -= s->state == SEQ_RUNNING;
+    s->state = next;
+    c->stats.waiting += next == SEQ_WAITING;
+    c->stats.running += next == SEQ_RUNNING;
+    list_insert_after(list_of(c, next), after, s);
+}
+
+/* Where it belongs: by priority, then by the time it has waited. */
+static struct rt_seq *waiting_place(struct bt_rt_core *c, const struct rt_seq *s)
+{
+    struct rt_seq *at = c->waiting.last;
+
+    while (at != NULL && (at->priority < s->priority ||
+                          (at->priority == s->priority && at->t_wait > s->t_wait))) {
+        at = at->prev;
+    }
+    return at;
+}
+
+void bt_rt_seq_wait(struct bt_rt_core *c, struct rt_seq *s)
+{
+    seq_move(c, s, SEQ_WAITING, waiting_place(c, s));
+}
+
+void bt_rt_seq_run(struct bt_rt_core *c, struct rt_seq *s)
+{
+    seq_move(c, s, SEQ_RUNNING, c->running.last);
+}
+
+static void seq_over(struct bt_rt_core *c, struct rt_seq *s)
+{
+    bt_ticket_table_forget(&c->seqs, s);
+    seq_move(c, s, SEQ_OVER, c->over.last);
+}
+
+void bt_rt_seq_end(struct bt_rt_core *c, struct rt_seq *s, enum bt_rt_end_kind kind,
+                   uint32_t finish, const char *text)
+{
+    bt_rt_attempt_cancel(c, s);
+    struct bt_rt_action *a = bt_rt_act(c, BT_RT_END);
+
+    a->seq = s->head.id;
+    a->user = s->user;
+    a->end = (struct bt_rt_end){kind, finish, text};
+    seq_over(c, s);
+}
+
+/* ---- sequences ---- */
+
+void bt_rt_next_ticket(struct bt_rt_core *c, struct bt_ticket *t)
+{
+    for (unsigned i = 0; i < 2; i++) {
+        uint64_t z = c->opts.seed[i] + ++c->n_tickets * UINT64_C(0x9e3779b97f4a7c15);
+
+        z = (z ^ z >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+        z = (z ^ z >> 27) * UINT64_C(0x94d049bb133111eb);
+        z ^= z >> 31;
+        memcpy(t->b + 8 * i, &z, sizeof z);
+    }
+}
+
+uint32_t bt_rt_core_room(const struct bt_rt_core *c)
+{
+    uint32_t waiting = c->stats.waiting, slots = c->seqs.n_slots - c->seqs.count;
+    uint32_t room = c->opts.queue_max > waiting ? c->opts.queue_max - waiting : 0;
+
+    return room < slots ? room : slots;
+}
+
+static bool seq_copy(struct rt_seq *s, const struct bt_rt_seq_start *in)
+{
+    s->request_id = bt_strdup(in->request_id);
+    s->cap_tokens = in->n_prompt + 64;
+    s->tokens = bt_alloc((size_t)s->cap_tokens * sizeof *s->tokens);
+    s->bias = bt_alloc(in->sampling->n_bias * sizeof *s->bias);
+    if (s->request_id == NULL || s->tokens == NULL || s->bias == NULL) {
+        return false;
+    }
+    memcpy(s->tokens, in->tokens, (size_t)in->n_prompt * sizeof *s->tokens);
+    s->n_tokens = s->n_prompt = in->n_prompt;
+    s->sampling = *in->sampling;
+    if (in->sampling->n_bias > 0) {
+        memcpy(s->bias, in->sampling->bias, in->sampling->n_bias * sizeof *s->bias);
+    }
+    s->sampling.bias = s->bias;
+    s->prompt_logprobs = in->prompt_logprobs;
+    s->prompt_next = 1;
+    s->priority = in->priority;
+    s->deadline = in->deadline;
+    s->user = in->user;
+    s->info.prefill_name = s->prefill_name;
+    s->info.decode_name = s->decode_name;
+    return true;
+}
+
+enum bt_status bt_rt_seq_start(struct bt_rt_core *c, uint64_t now, const struct bt_rt_seq_start *in,
+                               uint64_t *seq)
+{
+    struct bt_ticket t;
+
+    BT_ASSERT(in->n_prompt > 0 && in->n_prompt < UINT32_MAX / 2);
+    if (bt_rt_core_room(c) == 0) {
+        return BT_ERR_BUSY;
+    }
+    bt_rt_next_ticket(c, &t);
+    struct rt_seq *s = bt_ticket_table_add(&c->seqs, &t);
+
+    if (s == NULL) {
+        return BT_ERR_NOMEM;
+    }
+    if (!seq_copy(s, in)) {
+        seq_free(c, s);
+        return BT_ERR_NOMEM;
+    }
+    s->t_wait = now;
+    list_insert_after(&c->waiting, waiting_place(c, s), s);
+    c->stats.waiting++;
+    *seq = s->head.id;
+    bt_rt_pump(c, now);
+    return BT_OK;
+}
+
+void bt_rt_seq_cancel(struct bt_rt_core *c, uint64_t now, uint64_t seq)
+{
+    struct rt_seq *s = bt_ticket_table_by_id(&c->seqs, seq);
+
+    if (s == NULL || s->state == SEQ_OVER) {
+        return;
+    }
+    bt_rt_attempt_cancel(c, s);
+    seq_over(c, s);
+    bt_rt_pump(c, now);
+}
+
+const struct bt_rt_seq_info *bt_rt_seq_info(const struct bt_rt_core *c, uint64_t seq)
+{
+    struct rt_seq *s = bt_ticket_table_by_id(&c->seqs, seq);
+
+    return s == NULL ? NULL : &s->info;
+}
+
+const struct bt_rt_stats *bt_rt_core_stats(const struct bt_rt_core *c)
+{
+    return &c->stats;
+}
+
+/* ---- dispatch ---- */
+
+/* In order of the queue. A sequence that finds no room keeps those behind it from overtaking on the
+ * same resource. */
+void bt_rt_pump(struct bt_rt_core *c, uint64_t now)
+{
+    struct rt_seq *next;
+    bool full = false;
+    unsigned n = 0;
+
+    for (struct rt_seq *s = c->waiting.first; s != NULL && n < SCAN_MAX; s = next, n++) {
+        next = s->next;
+        if (s->not_before > now || (full && bt_rt_wants_decode(s))) {
+            continue;
+        }
+        if (bt_rt_attempt_start(c, now, s) == RT_NO_ROOM) {
+            full = true;
+        }
+    }
+}
+
+/* Ends it if it has waited too long for what there is. */
+static void check_waiting(struct bt_rt_core *c, struct rt_seq *s, uint64_t now)
+{
+    struct rt_pair pair;
+    const char *last = s->has_reason ? s->why : "";
+    uint64_t waited = now - s->t_wait;
+
+    if (now >= s->deadline) {
+        bt_rt_seq_end(c, s, BT_RT_DEADLINE, 0,
+                      "the deadline passed while the request waited for a node");
+        return;
+    }
+    if (c->ready && (s->ident == 0 || s->ident == c->served)
+            ? false
+            : bt_rt_place(c, s, &pair) == RT_NO_PAIR) {
+        uint64_t since = s->t_wait > c->t_unready ? s->t_wait : c->t_unready;
+        bool begun = s->info.n_attempts > 0;
+
+        if (now - since > (begun ? c->opts.migrate_ns : c->opts.grace_ns) ||
+            waited > c->opts.queue_ns) {
+            bt_rt_seq_end(c, s, BT_RT_UNAVAILABLE, 0,
+                          bt_rt_say(c, "%s%s%s", bt_rt_no_pair_text(c, bt_rt_wants_decode(s)),
+                                    last[0] != '\0' ? "; " : "", last));
+        }
+        return;
+    }
+    if (waited > c->opts.queue_ns) {
+        bt_rt_seq_end(c, s, BT_RT_EXHAUSTED, 0,
+                      bt_rt_say(c, "no node had room within %llu ms%s%s",
+                                (unsigned long long)(c->opts.queue_ns / 1000000),
+                                last[0] != '\0' ? "; " : "", last));
+    }
+}
+
+void bt_rt_on_tick(struct bt_rt_core *c, uint64_t now)
+{
+    struct rt_seq *next;
+
+    bt_rt_nodes_tick(c, now);
+    for (struct rt_seq *s = c->running.first; s != NULL; s = next) {
+        next = s->next;
+        if (s->finish != 0 && now >= s->finish_at) {
+            bt_rt_attempt_finish(c, s);
+        } else if (now >= s->deadline) {
+            bt_rt_seq_end(c, s, BT_RT_DEADLINE, 0, "the deadline passed");
+        }
+    }
+    bt_rt_pump(c, now);
+    for (struct rt_seq *s = c->waiting.first; s != NULL; s = next) {
+        next = s->next;
+        check_waiting(c, s, now);
+    }
+}

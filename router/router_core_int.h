@@ -1,0 +1,171 @@
+#ifndef BT_ROUTER_ROUTER_CORE_INT_H
+#define BT_ROUTER_ROUTER_CORE_INT_H
+
+/* Inside the router's core only: its state, and the calls between its three files. router_core.c
+ * has the action queue and sequences, router_attempt.c attempts and their tokens, router_nodes.c
+ * nodes and placement. */
+
+#include "base/arena.h"
+#include "proto/ticket_table.h"
+#include "router/router_core.h"
+
+#define RT_NAME_MAX  64
+#define RT_GAP_MAX   64 /* tokens that may wait for one in front of them */
+#define RT_AVOID_MAX 8
+#define RT_GONE_MAX  64
+#define RT_GONE_NS   (UINT64_C(300) * 1000000000)
+#define RT_STATS_NS                                                                                \
+    (UINT64_C(100) * 1000000) /* a finished answer waits so long for the prefill leg's statistics  \
+                               */
+
+struct rt_node {
+    uint64_t session; /* 0: free */
+    bool hello_seen, draining;
+    bool complained; /* its mismatch was logged */
+    uint64_t last_heard;
+    struct bt_msg_hello hello; /* strings in `strings` */
+    char *strings;
+    uint64_t ident; /* hash of what must be equal for pairing */
+    uint32_t version;
+    struct bt_msg_load load;
+    void *transports;    /* memory of load.transports */
+    uint64_t peers_hash; /* of the list last sent */
+    /* Load: own is counted at dispatch, others is what the last report had beyond our own at that
+     * time. */
+    uint32_t own_seqs, other_seqs;
+    uint64_t own_tokens, other_tokens;
+    uint64_t *cut; /* prefill: decode instances that it cannot reach */
+    uint32_t n_cut, cap_cut;
+};
+
+struct rt_leg {
+    uint64_t session; /* 0: none */
+    bool live;        /* it may still send, and wants a cancel */
+    uint64_t charge;  /* tokens counted at the node */
+};
+
+enum rt_seq_state { SEQ_WAITING, SEQ_RUNNING, SEQ_OVER };
+
+struct rt_seq {
+    struct bt_job head;
+    enum rt_seq_state state;
+    struct rt_seq *prev, *next; /* in the list of its state */
+    char *request_id;
+    uint32_t *tokens; /* prompt and answer so far */
+    uint32_t n_tokens, cap_tokens, n_prompt;
+    struct bt_sampling sampling;
+    struct bt_logit_bias *bias;
+    bool prompt_logprobs;
+    uint32_t prompt_next; /* prompt position whose log-probability is wanted next */
+    int32_t priority;
+    uint64_t deadline;
+    void *user;
+    uint64_t t_wait, not_before;
+    uint64_t ident;              /* of the nodes of the first attempt: all attempts run on such */
+    uint32_t failures, refusals; /* in a row */
+    bool has_reason;
+    enum bt_attempt_reason reason; /* of the last failure */
+    char why[192];
+    struct {
+        uint64_t instance;
+        uint32_t weight;
+    } avoid[RT_AVOID_MAX];
+    uint32_t n_avoid;
+    /* the attempt */
+    struct rt_leg leg[2]; /* by enum bt_role */
+    bool decode_began, prefill_answered;
+    struct bt_sampled *gap; /* [RT_GAP_MAX], allocated when needed */
+    uint32_t gap_first, gap_n, gap_finish;
+    uint32_t finish; /* != 0: complete, waits for statistics until finish_at */
+    uint64_t finish_at;
+    struct bt_rt_seq_info info;
+    char prefill_name[RT_NAME_MAX], decode_name[RT_NAME_MAX];
+};
+
+struct rt_list {
+    struct rt_seq *first, *last;
+};
+
+struct rt_gone {
+    char name[RT_NAME_MAX];
+    enum bt_role role;
+    uint64_t since; /* 0: free */
+};
+
+struct bt_rt_core {
+    struct bt_rt_opts opts;
+    struct rt_node *nodes; /* [nodes_max] */
+    uint32_t *node_generation;
+    uint32_t n_slots; /* slots of nodes ever used */
+    struct bt_ticket_table seqs;
+    struct rt_list waiting, running, over;
+    struct bt_rt_stats stats;
+    uint64_t served; /* ident of the nodes in use; 0: none yet */
+    bool ready;
+    uint64_t t_unready;
+    uint64_t next_beat;
+    uint32_t next_node[2]; /* where the search for the next prefill / decode node begins */
+    uint64_t n_tickets;
+    struct rt_gone gone[RT_GONE_MAX];
+    struct bt_rt_action *actions;
+    size_t n_actions, cap_actions, head_action;
+    struct bt_arena scratch; /* texts and lists of queued actions */
+    void **trash;            /* memory that queued actions may point to */
+    size_t n_trash, cap_trash;
+};
+
+static inline uint32_t bt_rt_produced(const struct rt_seq *s)
+{
+    return s->n_tokens - s->n_prompt;
+}
+
+/* More than one token is still to come: a decode leg is needed. */
+static inline bool bt_rt_wants_decode(const struct rt_seq *s)
+{
+    return s->sampling.max_tokens == 0 || s->sampling.max_tokens - bt_rt_produced(s) > 1;
+}
+
+/* ---- router_core.c ---- */
+
+struct bt_rt_action *bt_rt_act(struct bt_rt_core *c, enum bt_rt_action_kind kind);
+const char *bt_rt_say(struct bt_rt_core *c, const char *fmt, ...) BT_PRINTF(2, 3);
+void bt_rt_log(struct bt_rt_core *c, int level, const char *text);
+void bt_rt_trash(struct bt_rt_core *c, void *p);             /* freed when the queue was drained */
+void bt_rt_seq_wait(struct bt_rt_core *c, struct rt_seq *s); /* into the waiting list */
+void bt_rt_seq_run(struct bt_rt_core *c, struct rt_seq *s);
+void bt_rt_seq_end(struct bt_rt_core *c, struct rt_seq *s, enum bt_rt_end_kind kind,
+                   uint32_t finish, const char *text);
+void bt_rt_next_ticket(struct bt_rt_core *c, struct bt_ticket *t);
+void bt_rt_pump(struct bt_rt_core *c, uint64_t now); /* dispatches what can be */
+
+/* ---- router_attempt.c ---- */
+
+enum rt_dispatch { RT_DISPATCHED, RT_NO_ROOM, RT_NO_PAIR, RT_ENDED };
+enum rt_dispatch bt_rt_attempt_start(struct bt_rt_core *c, uint64_t now, struct rt_seq *s);
+void bt_rt_attempt_cancel(struct bt_rt_core *c, struct rt_seq *s); /* both legs */
+/* The leg of that role will say nothing any more; false cancel: it knows. */
+void bt_rt_leg_end(struct bt_rt_core *c, struct rt_seq *s, enum bt_role role, bool cancel);
+void bt_rt_attempt_failed(struct bt_rt_core *c, uint64_t now, struct rt_seq *s, enum bt_role role,
+                          enum bt_attempt_reason reason, const char *text);
+void bt_rt_attempt_finish(struct bt_rt_core *c, struct rt_seq *s);
+void bt_rt_on_output(struct bt_rt_core *c, uint64_t now, struct rt_node *n,
+                     const struct bt_msg_output *o);
+void bt_rt_on_attempt_end(struct bt_rt_core *c, uint64_t now, struct rt_node *n,
+                          const struct bt_msg_attempt_end *m);
+
+/* ---- router_nodes.c ---- */
+
+struct rt_node *bt_rt_node(const struct bt_rt_core *c, uint64_t session); /* NULL: gone */
+struct rt_pair {
+    struct rt_node *prefill, *decode;
+};
+/* Picks the pair for a sequence; decode NULL when the rest of the answer is one token.
+ * RT_DISPATCHED: *out is set. */
+enum rt_dispatch bt_rt_place(struct bt_rt_core *c, const struct rt_seq *s, struct rt_pair *out);
+uint32_t bt_rt_context_of(const struct bt_rt_core *c, uint64_t ident, bool with_decode);
+/* Why there is no pair, for a person; in scratch memory. */
+const char *bt_rt_no_pair_text(struct bt_rt_core *c, bool with_decode);
+void bt_rt_nodes_tick(struct bt_rt_core *c, uint64_t now);
+void bt_rt_nodes_fini(struct bt_rt_core *c);
+
+#endif

@@ -1,0 +1,777 @@
+/* The router's core alone: placement, attempts, retries, node loss, as events in and actions out.
+ */
+
+#include <stdlib.h>
+#include "base/clock.h"
+#include "base/mem.h"
+#include "router/router_core.h"
+#include "tests/check.h"
+
+#define MS BT_NS_PER_MS
+
+static struct bt_rt_core *core;
+static uint64_t now;
+
+/* What the drained actions amounted to. */
+struct sent {
+    uint64_t session;
+    enum bt_from_router_kind kind;
+    struct bt_ticket ticket;
+    uint32_t n_tokens, n_prompt, last_token;
+    uint64_t peer;
+    bool prompt_logprobs;
+    uint32_t max_tokens;
+    size_t n_peers;
+};
+static struct sent sent[512];
+static size_t n_sent;
+static uint32_t tokens[64], n_tokens;
+static size_t n_ends, n_closed, n_warned, n_plp;
+static uint64_t closed;
+static struct bt_rt_end last_end;
+static char end_text[512], warn_text[512];
+static bool ready;
+
+static void take(const struct bt_rt_action *a)
+{
+    switch (a->kind) {
+    case BT_RT_SEND: {
+        struct sent *s = &sent[n_sent++];
+
+        *s = (struct sent){.session = a->session, .kind = a->send.kind};
+        if (a->send.kind == BT_FROM_ROUTER_SUBMIT) {
+            const struct bt_msg_submit *m = &a->send.submit;
+
+            *s = (struct sent){a->session,
+                               a->send.kind,
+                               m->ticket,
+                               (uint32_t)m->n_tokens,
+                               m->n_prompt,
+                               m->tokens[m->n_tokens - 1],
+                               m->peer_instance,
+                               m->prompt_logprobs,
+                               m->sampling.max_tokens,
+                               0};
+        } else if (a->send.kind == BT_FROM_ROUTER_CANCEL) {
+            s->ticket = a->send.cancel.ticket;
+        } else if (a->send.kind == BT_FROM_ROUTER_PEERS) {
+            s->n_peers = a->send.peers.n;
+        }
+        break;
+    }
+    case BT_RT_CLOSE:
+        n_closed++;
+        closed = a->session;
+        break;
+    case BT_RT_TOKENS:
+        CHECK_EQ(a->tokens.index, n_tokens);
+        for (size_t i = 0; i < a->tokens.n; i++) {
+            tokens[n_tokens++] = a->tokens.list[i].token;
+        }
+        break;
+    case BT_RT_PROMPT_LOGPROBS:
+        n_plp += a->prompt_logprobs.n;
+        break;
+    case BT_RT_END:
+        n_ends++;
+        last_end = a->end;
+        snprintf(end_text, sizeof end_text, "%s", a->end.text != NULL ? a->end.text : "");
+        break;
+    case BT_RT_READY:
+        ready = a->ready;
+        break;
+    case BT_RT_LOG:
+        if (a->level <= 1) {
+            n_warned++;
+            snprintf(warn_text, sizeof warn_text, "%s", a->text);
+        }
+        break;
+    }
+}
+
+static void drain(void)
+{
+    struct bt_rt_action a;
+
+    while (bt_rt_core_next(core, &a)) {
+        take(&a);
+    }
+}
+
+static void clear(void)
+{
+    n_sent = n_ends = n_closed = n_warned = n_plp = 0;
+    n_tokens = 0;
+}
+
+static void begin(void)
+{
+    static const struct bt_rt_opts opts = {.instance = 9,
+                                           .name = "r",
+                                           .seed = {1, 2},
+                                           .seqs_max = 64,
+                                           .queue_max = 8,
+                                           .nodes_max = 16,
+                                           .attempts_max = 4,
+                                           .queue_ns = 30000 * MS,
+                                           .grace_ns = 1000 * MS,
+                                           .migrate_ns = 5000 * MS,
+                                           .lease_ns = 3000 * MS,
+                                           .heartbeat_ns = 250 * MS,
+                                           .backoff_ns = 20 * MS};
+
+    now = 1000 * MS;
+    ready = false;
+    clear();
+    CHECK_EQ(bt_rt_core_create(&opts, &core), BT_OK);
+}
+
+static void end(void)
+{
+    bt_rt_core_destroy(core);
+    core = NULL;
+    CHECK_EQ(bt_test_live_bytes(), 0);
+}
+
+static uint64_t join_as(enum bt_role role, uint64_t instance, const char *name,
+                        uint64_t fingerprint, uint32_t pages)
+{
+    uint64_t session = bt_rt_on_session(core, now);
+    struct bt_from_daemon m = {.kind = BT_FROM_DAEMON_HELLO,
+                               .hello = {.version_min = 1,
+                                         .version_max = 1,
+                                         .role = role,
+                                         .instance = instance,
+                                         .name = name,
+                                         .fingerprint = fingerprint,
+                                         .numerics = "f32",
+                                         .kv_layout = "L",
+                                         .model_name = "m",
+                                         .transfer_address = "127.0.0.1:9",
+                                         .backend = "cpu",
+                                         .page_tokens = 16,
+                                         .n_pages = pages,
+                                         .max_batch = 8,
+                                         .max_tokens = 512,
+                                         .context = 512}};
+
+    bt_rt_on_message(core, now, session, &m);
+    drain();
+    return session;
+}
+
+static uint64_t join(enum bt_role role, uint64_t instance, const char *name)
+{
+    return join_as(role, instance, name, 77, 1000);
+}
+
+static uint64_t start_n(uint32_t n_prompt, uint32_t max_tokens, enum bt_status want)
+{
+    static const uint32_t prompt[600] = {11, 12, 13};
+    struct bt_sampling sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = max_tokens};
+    uint64_t seq = 0;
+
+    CHECK_EQ(bt_rt_seq_start(core, now,
+                             &(struct bt_rt_seq_start){.request_id = "r",
+                                                       .tokens = prompt,
+                                                       .n_prompt = n_prompt,
+                                                       .sampling = &sampling,
+                                                       .deadline = UINT64_MAX},
+                             &seq),
+             want);
+    drain();
+    return seq;
+}
+
+static uint64_t start(uint32_t max_tokens)
+{
+    return start_n(3, max_tokens, BT_OK);
+}
+
+static void output(uint64_t session, const struct bt_ticket *t, uint32_t index, uint32_t first,
+                   size_t n, uint32_t finish, bool stats)
+{
+    struct bt_sampled list[80] = {0};
+    struct bt_msg_output o = {.ticket = *t,
+                              .index = index,
+                              .n_tokens = n,
+                              .tokens = list,
+                              .finish = finish,
+                              .has_stats = stats,
+                              .stats = {.transferred_tokens = 3}};
+    struct bt_from_daemon m = {.kind = BT_FROM_DAEMON_OUTPUTS, .outputs = {1, &o}};
+
+    for (size_t i = 0; i < n; i++) {
+        list[i].token = first + (uint32_t)i;
+    }
+    bt_rt_on_message(core, now, session, &m);
+    drain();
+}
+
+static void attempt_end(uint64_t session, const struct bt_ticket *t, enum bt_attempt_reason reason)
+{
+    struct bt_from_daemon m = {.kind = BT_FROM_DAEMON_ATTEMPT_END,
+                               .attempt_end = {*t, reason, "because"}};
+
+    bt_rt_on_message(core, now, session, &m);
+    drain();
+}
+
+static void tick(uint64_t ms)
+{
+    now += ms * MS;
+    bt_rt_on_tick(core, now);
+    drain();
+}
+
+/* The nth sent message of a kind, or NULL. */
+static const struct sent *nth(enum bt_from_router_kind kind, size_t n)
+{
+    for (size_t i = 0; i < n_sent; i++) {
+        if (sent[i].kind == kind && n-- == 0) {
+            return &sent[i];
+        }
+    }
+    static const struct sent none;
+
+    CHECK(!"such a message was sent");
+    return &none;
+}
+
+static size_t count(enum bt_from_router_kind kind)
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < n_sent; i++) {
+        n += sent[i].kind == kind;
+    }
+    return n;
+}
+
+#define SUBMIT(n) nth(BT_FROM_ROUTER_SUBMIT, n)
+
+static void test_one_answer(void)
+{
+    begin();
+    uint64_t p = join(BT_ROLE_PREFILL, 1, "p0");
+
+    CHECK(!ready);
+    uint64_t d = join(BT_ROLE_DECODE, 2, "d0");
+
+    CHECK(ready);
+    CHECK_EQ(count(BT_FROM_ROUTER_WELCOME), 2);
+    CHECK_EQ(nth(BT_FROM_ROUTER_PEERS, 0)->n_peers, 0);
+    CHECK_EQ(nth(BT_FROM_ROUTER_PEERS, 1)->n_peers, 1);
+    CHECK_EQ(bt_rt_core_context(core), 512);
+    uint64_t seq = start(5);
+
+    CHECK_EQ(count(BT_FROM_ROUTER_SUBMIT), 2);
+    CHECK_EQ(SUBMIT(0)->session, p);
+    CHECK_EQ(SUBMIT(0)->peer, 2);
+    CHECK_EQ(SUBMIT(1)->session, d);
+    CHECK_EQ(SUBMIT(1)->peer, 1);
+    CHECK(bt_ticket_equal(&SUBMIT(0)->ticket, &SUBMIT(1)->ticket));
+    struct bt_ticket t = SUBMIT(0)->ticket;
+
+    output(p, &t, 0, 100, 1, 0, true);
+    output(d, &t, 0, 100, 1, 0, true); /* the same token again: the first copy counts */
+    output(d, &t, 1, 101, 2, 0, false);
+    CHECK_EQ(n_tokens, 3);
+    CHECK_EQ(bt_rt_core_stats(core)->running, 1);
+    output(d, &t, 3, 103, 2, 2, true);
+    CHECK_EQ(n_tokens, 5);
+    CHECK_EQ(n_ends, 1);
+    CHECK(last_end.kind == BT_RT_FINISHED && last_end.finish == 2);
+    CHECK_EQ(tokens[4], 104);
+    CHECK_EQ(count(BT_FROM_ROUTER_CANCEL), 0);
+    CHECK(bt_rt_seq_info(core, seq) == NULL);
+    CHECK_EQ(bt_rt_core_stats(core)->running, 0);
+    output(d, &t, 5, 105, 1, 0, false);
+    CHECK_EQ(bt_rt_core_stats(core)->stale, 1);
+    end();
+}
+
+static void test_one_token(void)
+{
+    begin();
+    uint64_t p = join(BT_ROLE_PREFILL, 1, "p0");
+
+    join(BT_ROLE_DECODE, 2, "d0");
+    start(1);
+    CHECK_EQ(count(BT_FROM_ROUTER_SUBMIT), 1);
+    CHECK_EQ(SUBMIT(0)->session, p);
+    CHECK_EQ(SUBMIT(0)->peer, 0);
+    output(p, &SUBMIT(0)->ticket, 0, 100, 1, 2, true);
+    CHECK_EQ(n_ends, 1);
+    /* A first token that ends the answer: the decode leg is told. */
+    clear();
+    start(9);
+    output(p, &SUBMIT(0)->ticket, 0, 100, 1, 1, true);
+    CHECK(n_ends == 1 && last_end.finish == 1);
+    CHECK_EQ(count(BT_FROM_ROUTER_CANCEL), 1);
+    end();
+}
+
+static void test_spread(void)
+{
+    begin();
+    uint64_t p[2] = {join(BT_ROLE_PREFILL, 1, "p0"), join(BT_ROLE_PREFILL, 2, "p1")};
+    uint64_t d[2] = {join(BT_ROLE_DECODE, 3, "d0"), join(BT_ROLE_DECODE, 4, "d1")};
+    uint32_t used[4] = {0};
+
+    clear();
+    /* One after the other, all idle: ties rotate. */
+    for (int i = 0; i < 8; i++) {
+        clear();
+        start(2);
+        used[SUBMIT(0)->session == p[1]]++;
+        used[2 + (SUBMIT(1)->session == d[1])]++;
+        uint64_t ps = SUBMIT(0)->session, ds = SUBMIT(1)->session;
+        struct bt_ticket t = SUBMIT(0)->ticket;
+
+        output(ps, &t, 0, 1, 1, 0, true);
+        output(ds, &t, 1, 2, 1, 2, true);
+        CHECK_EQ(n_ends, 1);
+    }
+    for (int i = 0; i < 4; i++) {
+        CHECK_EQ(used[i], 4);
+    }
+    /* At once, without any report: counted at dispatch. */
+    clear();
+    for (int i = 0; i < 8; i++) {
+        start(2);
+    }
+    memset(used, 0, sizeof used);
+    for (size_t i = 0; i < 16; i++) {
+        const struct sent *s = SUBMIT(i);
+
+        used[s->session == p[1] ? 1 : s->session == d[0] ? 2 : s->session == d[1] ? 3 : 0]++;
+    }
+    for (int i = 0; i < 4; i++) {
+        CHECK_EQ(used[i], 4);
+    }
+    /* A long prompt weighs more than a short one. */
+    clear();
+    start_n(400, 2, BT_OK);
+    uint64_t busy = SUBMIT(0)->session;
+
+    clear();
+    start(2);
+    start(2);
+    CHECK(SUBMIT(0)->session != busy && SUBMIT(2)->session != busy);
+    end();
+}
+
+static void test_retry(void)
+{
+    begin();
+    uint64_t p[2] = {join(BT_ROLE_PREFILL, 1, "p0"), join(BT_ROLE_PREFILL, 2, "p1")};
+    uint64_t d[2] = {join(BT_ROLE_DECODE, 3, "d0"), join(BT_ROLE_DECODE, 4, "d1")};
+
+    (void)p;
+    clear();
+    start(9);
+    struct bt_ticket t = SUBMIT(0)->ticket;
+    uint64_t ps = SUBMIT(0)->session, ds = SUBMIT(1)->session;
+
+    output(ps, &t, 0, 100, 1, 0, true);
+    output(ds, &t, 0, 100, 3, 0, false);
+    attempt_end(ds, &t, BT_ATTEMPT_PREEMPTED);
+    /* At once on another decode node, with a new ticket, tokens so far forced. */
+    CHECK_EQ(count(BT_FROM_ROUTER_SUBMIT), 4);
+    CHECK(!bt_ticket_equal(&SUBMIT(2)->ticket, &t));
+    CHECK_EQ(SUBMIT(2)->n_tokens, 6);
+    CHECK_EQ(SUBMIT(2)->n_prompt, 3);
+    CHECK_EQ(SUBMIT(2)->last_token, 102);
+    CHECK_EQ(SUBMIT(2)->max_tokens, 9);
+    CHECK_EQ(SUBMIT(3)->session, ds == d[0] ? d[1] : d[0]);
+    CHECK_EQ(bt_rt_core_stats(core)->migrated, 1);
+    /* Old tickets say nothing any more. */
+    output(ds, &t, 3, 999, 1, 0, false);
+    CHECK_EQ(n_tokens, 3);
+    CHECK_EQ(bt_rt_core_stats(core)->stale, 1);
+    t = SUBMIT(2)->ticket;
+    output(SUBMIT(2)->session, &t, 3, 103, 1, 0, true);
+    output(SUBMIT(3)->session, &t, 3, 103, 6, 2, true);
+    CHECK_EQ(n_tokens, 9);
+    CHECK_EQ(tokens[8], 108);
+    CHECK(n_ends == 1 && last_end.kind == BT_RT_FINISHED);
+    end();
+}
+
+static void test_refused(void)
+{
+    begin();
+    uint64_t p = join(BT_ROLE_PREFILL, 1, "p0");
+    uint64_t d = join(BT_ROLE_DECODE, 3, "d0");
+
+    clear();
+    start(9);
+    for (int i = 0; i < 20; i++) {
+        struct bt_ticket t = SUBMIT(0)->ticket;
+
+        clear();
+        attempt_end(i % 2 != 0 ? p : d, &t, BT_ATTEMPT_REFUSED);
+        CHECK_EQ(count(BT_FROM_ROUTER_CANCEL), 1); /* the other leg */
+        CHECK_EQ(count(BT_FROM_ROUTER_SUBMIT), 0);
+        CHECK_EQ(bt_rt_core_stats(core)->waiting, 1);
+        for (int k = 0; k < 30 && count(BT_FROM_ROUTER_SUBMIT) == 0; k++) {
+            tick(25);
+            bt_rt_on_message(core, now, p, &(struct bt_from_daemon){.kind = BT_FROM_DAEMON_LOAD});
+            bt_rt_on_message(core, now, d, &(struct bt_from_daemon){.kind = BT_FROM_DAEMON_LOAD});
+            drain();
+        }
+        CHECK_EQ(count(BT_FROM_ROUTER_SUBMIT), 2);
+        CHECK_EQ(n_ends, 0);
+    }
+    CHECK_EQ(bt_rt_core_stats(core)->migrated, 0);
+    /* Errors of the request itself end it. */
+    attempt_end(p, &SUBMIT(0)->ticket, BT_ATTEMPT_INVALID);
+    CHECK(n_ends == 1 && last_end.kind == BT_RT_INVALID);
+    CHECK(strstr(end_text, "p0") != NULL && strstr(end_text, "because") != NULL);
+    /* Failures without progress are bounded. */
+    clear();
+    start(9);
+    for (int i = 0; i < 100 && n_ends == 0; i++) {
+        size_t n = count(BT_FROM_ROUTER_SUBMIT);
+
+        attempt_end(p, &SUBMIT(n - 2)->ticket, BT_ATTEMPT_RETRY);
+        for (int k = 0; k < 30 && n_ends == 0 && count(BT_FROM_ROUTER_SUBMIT) == n; k++) {
+            tick(10);
+        }
+    }
+    CHECK(n_ends == 1 && last_end.kind == BT_RT_UNAVAILABLE);
+    CHECK_EQ(count(BT_FROM_ROUTER_SUBMIT), 10);
+    end();
+}
+
+static void test_node_loss(void)
+{
+    begin();
+    uint64_t p = join(BT_ROLE_PREFILL, 1, "p0");
+    uint64_t d[2] = {join(BT_ROLE_DECODE, 3, "d0"), join(BT_ROLE_DECODE, 4, "d1")};
+
+    clear();
+    start(9);
+    struct bt_ticket t = SUBMIT(0)->ticket;
+    uint64_t ds = SUBMIT(1)->session;
+
+    output(p, &t, 0, 100, 1, 0, true);
+    output(ds, &t, 0, 100, 2, 0, true);
+    /* The prefill node's part is done: its loss changes nothing. */
+    bt_rt_on_session_lost(core, now, p, "reset");
+    drain();
+    CHECK(!ready && n_ends == 0 && count(BT_FROM_ROUTER_SUBMIT) == 2);
+    p = join(BT_ROLE_PREFILL, 5, "p0");
+    CHECK(ready);
+    bt_rt_on_session_lost(core, now, ds, "reset");
+    drain();
+    CHECK_EQ(count(BT_FROM_ROUTER_SUBMIT), 4);
+    CHECK_EQ(SUBMIT(2)->session, p);
+    CHECK_EQ(SUBMIT(2)->n_tokens, 5);
+    CHECK_EQ(SUBMIT(3)->session, ds == d[0] ? d[1] : d[0]);
+    /* Before token 0 too. A node that is silent for a lease is lost. */
+    uint64_t d2 = SUBMIT(3)->session;
+
+    for (int i = 0; i < 20 && n_closed == 0; i++) {
+        tick(250);
+        bt_rt_on_message(core, now, d2, &(struct bt_from_daemon){.kind = BT_FROM_DAEMON_LOAD});
+        drain();
+    }
+    CHECK_EQ(n_closed, 1);
+    CHECK_EQ(closed, p);
+    CHECK_EQ(bt_rt_core_stats(core)->waiting, 1);
+    /* No pair for too long: an error that names the cause. */
+    for (int i = 0; i < 100 && n_ends == 0; i++) {
+        tick(250);
+        bt_rt_on_message(core, now, d2, &(struct bt_from_daemon){.kind = BT_FROM_DAEMON_LOAD});
+        drain();
+    }
+    CHECK(n_ends == 1 && last_end.kind == BT_RT_UNAVAILABLE);
+    CHECK(strstr(end_text, "no prefill node is connected") != NULL);
+    CHECK(strstr(end_text, "p0 was lost") != NULL);
+    struct bt_rt_gone_info g;
+    uint32_t pos = 0, n = 0;
+
+    while (bt_rt_core_gone(core, &pos, &g)) {
+        n++;
+    }
+    CHECK_EQ(n, 2);
+    end();
+}
+
+static void test_no_node(void)
+{
+    begin();
+    start(9);
+    CHECK_EQ(n_ends, 0);
+    tick(500);
+    CHECK_EQ(n_ends, 0);
+    tick(600);
+    CHECK(n_ends == 1 && last_end.kind == BT_RT_UNAVAILABLE);
+    CHECK(strstr(end_text, "no prefill or decode node") != NULL);
+    /* A node that comes within the grace. */
+    clear();
+    start(9);
+    join(BT_ROLE_PREFILL, 1, "p0");
+    tick(100);
+    join(BT_ROLE_DECODE, 2, "d0");
+    CHECK_EQ(count(BT_FROM_ROUTER_SUBMIT), 2);
+    end();
+}
+
+static void test_cancel(void)
+{
+    begin();
+    uint64_t p = join(BT_ROLE_PREFILL, 1, "p0");
+    uint64_t d = join(BT_ROLE_DECODE, 2, "d0");
+
+    clear();
+    uint64_t seq = start(9);
+
+    bt_rt_seq_cancel(core, now, seq);
+    drain();
+    CHECK_EQ(count(BT_FROM_ROUTER_CANCEL), 2);
+    CHECK_EQ(nth(BT_FROM_ROUTER_CANCEL, 0)->session, p);
+    CHECK_EQ(nth(BT_FROM_ROUTER_CANCEL, 1)->session, d);
+    CHECK_EQ(n_ends, 0);
+    bt_rt_seq_cancel(core, now, seq);
+    drain();
+    CHECK_EQ(count(BT_FROM_ROUTER_CANCEL), 2);
+    output(p, &SUBMIT(0)->ticket, 0, 100, 1, 0, true);
+    CHECK_EQ(n_tokens, 0);
+    /* A deadline ends it in any phase. */
+    struct bt_sampling sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = 5};
+    uint32_t prompt[2] = {1, 2};
+
+    CHECK_EQ(bt_rt_seq_start(core, now,
+                             &(struct bt_rt_seq_start){.request_id = "r",
+                                                       .tokens = prompt,
+                                                       .n_prompt = 2,
+                                                       .sampling = &sampling,
+                                                       .deadline = now + 50 * MS},
+                             &seq),
+             BT_OK);
+    tick(60);
+    CHECK(n_ends == 1 && last_end.kind == BT_RT_DEADLINE);
+    CHECK_EQ(count(BT_FROM_ROUTER_CANCEL), 4);
+    end();
+}
+
+static void test_mismatch(void)
+{
+    begin();
+    join_as(BT_ROLE_PREFILL, 1, "p0", 77, 1000);
+    join_as(BT_ROLE_DECODE, 2, "d0", 78, 1000);
+    CHECK(!ready);
+    CHECK_EQ(n_warned, 2);
+    CHECK(strstr(warn_text, "fingerprint") != NULL && strstr(warn_text, "4d") != NULL &&
+          strstr(warn_text, "4e") != NULL);
+    for (int i = 0; i < 4; i++) {
+        tick(250);
+    }
+    CHECK_EQ(n_warned, 2);
+    struct bt_rt_node_info info;
+    uint32_t pos = 0;
+
+    CHECK(bt_rt_core_node(core, &pos, &info));
+    CHECK(strncmp(info.state, "mismatch: ", 10) == 0);
+    clear();
+    start(5);
+    tick(2000);
+    CHECK(n_ends == 1 && last_end.kind == BT_RT_UNAVAILABLE);
+    CHECK(strstr(end_text, "mismatch") != NULL);
+    join_as(BT_ROLE_DECODE, 3, "d1", 77, 1000);
+    CHECK(ready);
+    pos = 0;
+    CHECK(bt_rt_core_node(core, &pos, &info));
+    CHECK_STR(info.state, "ready");
+    CHECK(bt_rt_core_node(core, &pos, &info));
+    CHECK(strncmp(info.state, "mismatch: ", 10) == 0);
+    end();
+}
+
+static void test_version(void)
+{
+    begin();
+    uint64_t s = bt_rt_on_session(core, now);
+    struct bt_from_daemon m = {.kind = BT_FROM_DAEMON_HELLO,
+                               .hello = {.version_min = 7,
+                                         .version_max = 9,
+                                         .instance = 1,
+                                         .name = "new",
+                                         .numerics = "",
+                                         .kv_layout = "",
+                                         .model_name = "",
+                                         .transfer_address = "",
+                                         .backend = ""}};
+
+    bt_rt_on_message(core, now, s, &m);
+    drain();
+    CHECK_EQ(count(BT_FROM_ROUTER_WELCOME), 1);
+    CHECK_EQ(n_closed, 1);
+    CHECK(strstr(warn_text, "7 to 9") != NULL);
+    /* Anything before hello ends the session. */
+    s = bt_rt_on_session(core, now);
+    bt_rt_on_message(core, now, s, &(struct bt_from_daemon){.kind = BT_FROM_DAEMON_LOAD});
+    drain();
+    CHECK_EQ(n_closed, 2);
+    end();
+}
+
+static void test_unreachable(void)
+{
+    begin();
+    uint64_t p = join(BT_ROLE_PREFILL, 1, "p0");
+
+    join(BT_ROLE_DECODE, 2, "d0");
+    uint64_t d1 = join(BT_ROLE_DECODE, 3, "d1");
+    struct bt_from_daemon m = {.kind = BT_FROM_DAEMON_PEER_STATE,
+                               .peer_state = {2, false, "no route"}};
+
+    bt_rt_on_message(core, now, p, &m);
+    drain();
+    clear();
+    for (int i = 0; i < 4; i++) {
+        start(5);
+    }
+    for (size_t i = 0; i < 4; i++) {
+        CHECK_EQ(SUBMIT(2 * i + 1)->session, d1);
+    }
+    m.peer_state.instance = 3;
+    bt_rt_on_message(core, now, p, &m);
+    drain();
+    CHECK(!ready);
+    m.peer_state.reachable = true;
+    bt_rt_on_message(core, now, p, &m);
+    drain();
+    CHECK(ready);
+    end();
+}
+
+static void test_gap(void)
+{
+    begin();
+    uint64_t p = join(BT_ROLE_PREFILL, 1, "p0");
+    uint64_t d = join(BT_ROLE_DECODE, 2, "d0");
+
+    clear();
+    start(70);
+    struct bt_ticket t = SUBMIT(0)->ticket;
+
+    output(d, &t, 1, 101, 2, 0, false);
+    output(d, &t, 3, 103, 1, 0, false);
+    CHECK_EQ(n_tokens, 0);
+    output(p, &t, 0, 100, 1, 0, true);
+    CHECK_EQ(n_tokens, 4);
+    CHECK_EQ(tokens[3], 103);
+    /* A gap too long is the attempt's failure. */
+    output(d, &t, 6, 106, 1, 0, false);
+    output(d, &t, 9, 109, 1, 0, false);
+    CHECK_EQ(count(BT_FROM_ROUTER_SUBMIT), 4);
+    CHECK_EQ(SUBMIT(2)->n_tokens, 7);
+    end();
+}
+
+static void test_limits(void)
+{
+    begin();
+    /* The queue. */
+    for (int i = 0; i < 8; i++) {
+        start(5);
+    }
+    CHECK_EQ(bt_rt_core_room(core), 0);
+    start_n(3, 5, BT_ERR_BUSY);
+    uint64_t p = join(BT_ROLE_PREFILL, 1, "p0");
+    uint64_t d = join_as(BT_ROLE_DECODE, 2, "d0", 77, 4); /* 64 tokens */
+
+    /* Pages of the decode node: what does not fit waits. */
+    CHECK_EQ(bt_rt_core_stats(core)->running, 3);
+    CHECK_EQ(bt_rt_core_stats(core)->waiting, 5);
+    struct bt_ticket t = SUBMIT(0)->ticket;
+
+    output(p, &t, 0, 100, 1, 0, true);
+    output(d, &t, 1, 101, 4, 2, true);
+    CHECK_EQ(n_ends, 1);
+    CHECK_EQ(bt_rt_core_stats(core)->running, 3);
+    CHECK_EQ(bt_rt_core_stats(core)->waiting, 4);
+    for (int i = 0; i < 200 && n_ends < 5; i++) {
+        tick(250);
+        bt_rt_on_message(core, now, p, &(struct bt_from_daemon){.kind = BT_FROM_DAEMON_LOAD});
+        bt_rt_on_message(core, now, d, &(struct bt_from_daemon){.kind = BT_FROM_DAEMON_LOAD});
+        drain();
+    }
+    CHECK(n_ends == 5 && last_end.kind == BT_RT_EXHAUSTED);
+    /* The context. */
+    clear();
+    start_n(500, 13, BT_OK);
+    CHECK(n_ends == 1 && last_end.kind == BT_RT_INVALID);
+    CHECK(strstr(end_text, "500") != NULL && strstr(end_text, "13") != NULL &&
+          strstr(end_text, "512") != NULL);
+    start_n(512, 0, BT_OK);
+    CHECK(n_ends == 2 && last_end.kind == BT_RT_INVALID);
+    end();
+}
+
+static void test_late_stats(void)
+{
+    begin();
+    uint64_t p = join(BT_ROLE_PREFILL, 1, "p0");
+    uint64_t d = join(BT_ROLE_DECODE, 2, "d0");
+
+    clear();
+    start(2);
+    struct bt_ticket t = SUBMIT(0)->ticket;
+
+    output(d, &t, 0, 100, 2, 2, true);
+    CHECK(n_tokens == 2 && n_ends == 0); /* the prefill leg's statistics are on their way */
+    output(p, &t, 0, 100, 1, 0, true);
+    CHECK(n_tokens == 2 && n_ends == 1);
+    start(2);
+    n_tokens = 0;
+    t = SUBMIT(2)->ticket;
+    output(d, &t, 0, 100, 2, 2, true);
+    tick(200);
+    CHECK_EQ(n_ends, 2);
+    end();
+}
+
+static void test_reconnect(void)
+{
+    begin();
+    join(BT_ROLE_PREFILL, 1, "p0");
+    uint64_t d = join(BT_ROLE_DECODE, 2, "d0");
+
+    clear();
+    start(5);
+    join(BT_ROLE_DECODE, 2, "d0");
+    CHECK_EQ(n_closed, 1);
+    CHECK_EQ(closed, d);
+    CHECK_EQ(count(BT_FROM_ROUTER_SUBMIT), 4);
+    /* A draining node gets nothing new; what runs goes on. */
+    clear();
+    bt_rt_on_message(core, now, closed + (UINT64_C(1) << 32),
+                     &(struct bt_from_daemon){.kind = BT_FROM_DAEMON_DRAINING});
+    drain();
+    end();
+}
+
+int main(void)
+{
+    test_one_answer();
+    test_one_token();
+    test_spread();
+    test_retry();
+    test_refused();
+    test_node_loss();
+    test_no_node();
+    test_cancel();
+    test_mismatch();
+    test_version();
+    test_unreachable();
+    test_gap();
+    test_limits();
+    test_late_stats();
+    test_reconnect();
+    return bt_test_done();
+}
