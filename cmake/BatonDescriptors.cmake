@@ -1,7 +1,7 @@
 # bt_descriptors(out_var SYMBOL name PROTOS a.proto …): serialises .proto files (paths under proto/) and what they import
 # into a FileDescriptorSet and makes a C source of it: `const unsigned char NAME[]; const size_t NAME_bytes;`.
 # out_var receives the path of that source. For bt_grpc_reflection_add().
-find_program(PROTOC protoc REQUIRED)
+find_program(PROTOC NAMES protoc protoc-c REQUIRED) # either writes descriptor sets
 set(BT_EMBED_SCRIPT ${CMAKE_CURRENT_LIST_DIR}/embed.cmake)
 
 function(bt_descriptors out_var)

@@ -39,13 +39,13 @@ static uint32_t *numbers(const uint32_t *v)
     return u.out;
 }
 
-extern const unsigned char bt_inference_descriptor_bytes[];
-extern const unsigned long bt_inference_descriptor_bytes_len;
+extern const unsigned char bt_inference_descriptors[];
+extern const size_t bt_inference_descriptors_bytes;
 
 const uint8_t *bt_inf_descriptor(size_t *len)
 {
-    *len = bt_inference_descriptor_bytes_len;
-    return bt_inference_descriptor_bytes;
+    *len = bt_inference_descriptors_bytes;
+    return bt_inference_descriptors;
 }
 
 /* Packs and drops the scratch memory; ok false: it ran out. */
