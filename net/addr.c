@@ -1,4 +1,5 @@
-/* Address texts: parsing, printing, classes, and resolving names on the libuv pool. It opens no connection. */
+/* Address texts: parsing, printing, classes, and resolving names on the libuv pool. It opens no
+ * connection. */
 
 #include "net/addr.h"
 
@@ -34,7 +35,8 @@ static bool port_parse(const char *s, uint16_t *out)
     return true;
 }
 
-/* Splits text into host [begin, end) and the port text (NULL: none). NULL: fine, else what is wrong. */
+/* Splits text into host [begin, end) and the port text (NULL: none). NULL: fine, else what is
+ * wrong. */
 static const char *split(const char *text, const char **begin, const char **end, const char **port)
 {
     if (text[0] == '[') {
@@ -87,7 +89,8 @@ enum bt_status bt_hostport_parse(const char *text, int dflt_port, struct bt_host
     for (size_t i = 0; i < n; i++) {
         unsigned char c = (unsigned char)begin[i];
         if (c <= ' ' || c == 0x7f || c == '/' || c == '@') {
-            return bt_err_set(err, BT_ERR_INVALID, "address \"%s\": bad character in host name", text);
+            return bt_err_set(err, BT_ERR_INVALID, "address \"%s\": bad character in host name",
+                              text);
         }
     }
     if (n == 0 && port == NULL) {
@@ -96,7 +99,8 @@ enum bt_status bt_hostport_parse(const char *text, int dflt_port, struct bt_host
     uint16_t p = 0;
     if (port == NULL) {
         if (dflt_port < 0) {
-            return bt_err_set(err, BT_ERR_INVALID, "address \"%s\": no port, expected HOST:PORT", text);
+            return bt_err_set(err, BT_ERR_INVALID, "address \"%s\": no port, expected HOST:PORT",
+                              text);
         }
         p = (uint16_t)dflt_port;
     } else if (!port_parse(port, &p)) {
@@ -162,7 +166,8 @@ void bt_hostport_from_sockaddr(const struct sockaddr *sa, struct bt_hostport *ou
     if (sa->sa_family == AF_INET) {
         struct sockaddr_in in;
         memcpy(&in, sa, sizeof in);
-        (void)inet_ntop(AF_INET, &in.sin_addr, out->host, sizeof out->host); /* the buffer suffices */
+        (void)inet_ntop(AF_INET, &in.sin_addr, out->host,
+                        sizeof out->host); /* the buffer suffices */
         out->port = ntohs(in.sin_port);
     } else if (sa->sa_family == AF_INET6) {
         struct sockaddr_in6 in;
@@ -206,8 +211,8 @@ static void on_resolved(uv_getaddrinfo_t *req, int status, struct addrinfo *res)
     bt_free(r);
 }
 
-enum bt_status bt_net_resolve(struct bt_net_loop *l, const struct bt_hostport *hp, bt_resolve_fn *done,
-                              void *arg)
+enum bt_status bt_net_resolve(struct bt_net_loop *l, const struct bt_hostport *hp,
+                              bt_resolve_fn *done, void *arg)
 {
     struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
     struct resolve *r = bt_calloc(1, sizeof *r);

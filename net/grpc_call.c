@@ -1,5 +1,6 @@
-/* The call object that both sides share: sending, deadlines as data, and the rule that on_close comes once and memory
- * outlives the callbacks on the stack. What a call means on the wire is the server's and the client's file. */
+/* The call object that both sides share: sending, deadlines as data, and the rule that on_close
+ * comes once and memory outlives the callbacks on the stack. What a call means on the wire is the
+ * server's and the client's file. */
 
 #include "net/grpc.h"
 #include "net/grpc_int.h"
@@ -98,7 +99,8 @@ static void on_end_task(struct bt_task *task, void *arg)
     bt_grpc_call_report(c, &end);
 }
 
-void bt_grpc_call_report_all(struct bt_grpc_call **list, enum bt_grpc_status st, const char *message)
+void bt_grpc_call_report_all(struct bt_grpc_call **list, enum bt_grpc_status st,
+                             const char *message)
 {
     while (*list != NULL) {
         struct bt_grpc_call *c = *list;
@@ -124,8 +126,8 @@ void bt_grpc_call_end_later(struct bt_grpc_call *c, enum bt_grpc_status st, cons
 }
 
 bool bt_grpc_call_receive(struct bt_grpc_call *c, const char *data, size_t len,
-                          bool (*fn)(void *arg, const uint8_t *data, size_t len), enum bt_grpc_status *st,
-                          char *message, size_t message_cap)
+                          bool (*fn)(void *arg, const uint8_t *data, size_t len),
+                          enum bt_grpc_status *st, char *message, size_t message_cap)
 {
     switch (bt_grpc_deframe(&c->in, (const uint8_t *)data, len, fn, c)) {
     case BT_GRPC_DEFRAME_OK:
@@ -137,8 +139,8 @@ bool bt_grpc_call_receive(struct bt_grpc_call *c, const char *data, size_t len,
         break;
     case BT_GRPC_DEFRAME_TOO_LARGE:
         *st = BT_GRPC_RESOURCE_EXHAUSTED;
-        (void)snprintf(message, message_cap, "message of %zu bytes is over the limit of %zu", c->in.need,
-                       c->in.max);
+        (void)snprintf(message, message_cap, "message of %zu bytes is over the limit of %zu",
+                       c->in.need, c->in.max);
         break;
     case BT_GRPC_DEFRAME_NOMEM:
         *st = BT_GRPC_RESOURCE_EXHAUSTED;
@@ -185,7 +187,8 @@ static void respond_headers(struct bt_grpc_call *c)
 
 size_t bt_grpc_send(struct bt_grpc_call *c, const void *data, size_t len)
 {
-    uint8_t head[5] = {0, (uint8_t)(len >> 24), (uint8_t)(len >> 16), (uint8_t)(len >> 8), (uint8_t)len};
+    uint8_t head[5] = {0, (uint8_t)(len >> 24), (uint8_t)(len >> 16), (uint8_t)(len >> 8),
+                       (uint8_t)len};
 
     if (c->finished || c->closed || c->ending || len > UINT32_MAX) {
         return 0;

@@ -1,4 +1,5 @@
-/* gRPC, client side: a channel that connects when a call needs it, and calls on it. It decides nothing about retries. */
+/* gRPC, client side: a channel that connects when a call needs it, and calls on it. It decides
+ * nothing about retries. */
 
 #include "net/grpc.h"
 #include "net/grpc_int.h"
@@ -26,8 +27,8 @@ struct client_conn {
     struct bt_http_conn *core;
     struct client_conn *next, *prev;
     struct bt_timer tick;
-    uint64_t ping_ns;  /* when the unanswered PING went out */
-    const char *why;   /* why we cut it ourselves */
+    uint64_t ping_ns; /* when the unanswered PING went out */
+    const char *why;  /* why we cut it ourselves */
     bool ready;
 };
 
@@ -168,7 +169,10 @@ static void on_gone(void *core, enum bt_tcp_gone how, const char *why)
     char text[160];
 
     bool by_eof = how == BT_TCP_GONE_ERROR && cc->tcp->eof;
-    (void)snprintf(text, sizeof text, "%s", cc->why != NULL ? cc->why : by_eof ? "closed by the server" : why);
+    (void)snprintf(text, sizeof text, "%s",
+                   cc->why != NULL ? cc->why
+                   : by_eof        ? "closed by the server"
+                                   : why);
     if (was_cur) {
         ch->cur = NULL;
     }
@@ -230,7 +234,8 @@ static void on_tick(struct bt_timer *t, void *arg)
     bt_tcp_kick(cc->tcp);
 }
 
-static enum bt_status open_conn(struct bt_grpc_channel *ch, const struct bt_hostport *to, struct bt_err *err)
+static enum bt_status open_conn(struct bt_grpc_channel *ch, const struct bt_hostport *to,
+                                struct bt_err *err)
 {
     uint64_t now = bt_clock_ns();
     struct bt_tls *tls = NULL;
@@ -292,7 +297,8 @@ static void connect_next(struct bt_grpc_channel *ch, const char *last_error)
     fail_waiting(ch, text);
 }
 
-static void on_resolved(void *arg, enum bt_status st, const struct bt_hostport *addrs, size_t n, const char *why)
+static void on_resolved(void *arg, enum bt_status st, const struct bt_hostport *addrs, size_t n,
+                        const char *why)
 {
     struct bt_grpc_channel *ch = arg;
 
@@ -408,8 +414,9 @@ static void on_end(struct bt_http_stream *s, void *user)
     if (code != NULL) {
         char *rest = NULL;
         long v = strtol(code, &rest, 10);
-        end.status = *rest == '\0' && v >= 0 && v <= BT_GRPC_UNAUTHENTICATED ? (enum bt_grpc_status)v
-                                                                              : BT_GRPC_UNKNOWN;
+        end.status = *rest == '\0' && v >= 0 && v <= BT_GRPC_UNAUTHENTICATED
+                         ? (enum bt_grpc_status)v
+                         : BT_GRPC_UNKNOWN;
         bt_grpc_message_decode(text != NULL ? text : "", &message);
         end.message = message.data != NULL ? message.data : "";
         bool split = s->trailers.n_v > 0;
@@ -429,7 +436,8 @@ static void on_end(struct bt_http_stream *s, void *user)
     bt_grpc_call_report(c, &end);
     bt_buf_fini(&message);
     if (open) {
-        bt_http_reset(s, BT_HTTP_CANCEL); /* our side of the stream; the server is not interested any more */
+        bt_http_reset(
+            s, BT_HTTP_CANCEL); /* our side of the stream; the server is not interested any more */
     }
 }
 
@@ -454,9 +462,11 @@ static void on_close(struct bt_http_stream *s, void *user, enum bt_http_close wh
 
     if (s->rst_code == UINT32_MAX) {
         (void)snprintf(text, sizeof text, "%s",
-                       why == BT_HTTP_CLOSE_TIMEOUT ? "connection lost: peer does not read" : "connection lost");
+                       why == BT_HTTP_CLOSE_TIMEOUT ? "connection lost: peer does not read"
+                                                    : "connection lost");
     } else {
-        (void)snprintf(text, sizeof text, "stream reset by the server (code %" PRIu32 ")", s->rst_code);
+        (void)snprintf(text, sizeof text, "stream reset by the server (code %" PRIu32 ")",
+                       s->rst_code);
         switch (s->rst_code) {
         case 7: /* REFUSED_STREAM */
             break;
@@ -487,7 +497,8 @@ static const struct bt_http_events stream_events = {
 
 /* ---- calls: what we send ---- */
 
-static size_t collect_headers(const struct bt_grpc_call *c, struct bt_http_header *h, char timeout[16])
+static size_t collect_headers(const struct bt_grpc_call *c, struct bt_http_header *h,
+                              char timeout[16])
 {
     size_t n = 0;
 
@@ -520,7 +531,8 @@ static void start_stream(struct bt_grpc_call *c, struct client_conn *cc)
     c->s = s;
     bt_hstore_fini(&c->meta);
     if (c->pending.len > 0) {
-        (void)bt_http_write(s, c->pending.data, c->pending.len); /* its length was reported when queued */
+        (void)bt_http_write(s, c->pending.data,
+                            c->pending.len); /* its length was reported when queued */
         s->over_high = s->over_high || c->over_high;
         bt_buf_fini(&c->pending);
     }
@@ -531,19 +543,23 @@ static void start_stream(struct bt_grpc_call *c, struct client_conn *cc)
 
 static bool add_meta(struct bt_grpc_call *c, const char *name, const char *value)
 {
-    return bt_hstore_add(&c->meta, name, strlen(name), value, strlen(value), META_BYTES_MAX, META_MAX) ==
-           BT_HSTORE_OK;
+    return bt_hstore_add(&c->meta, name, strlen(name), value, strlen(value), META_BYTES_MAX,
+                         META_MAX) == BT_HSTORE_OK;
 }
 
-static bool build_meta(struct bt_grpc_call *c, const struct bt_grpc_channel *ch, const struct bt_grpc_start *start)
+static bool build_meta(struct bt_grpc_call *c, const struct bt_grpc_channel *ch,
+                       const struct bt_grpc_start *start)
 {
-    bool ok = add_meta(c, ":method", "POST") && add_meta(c, ":scheme", ch->tls != NULL ? "https" : "http") &&
+    bool ok = add_meta(c, ":method", "POST") &&
+              add_meta(c, ":scheme", ch->tls != NULL ? "https" : "http") &&
               add_meta(c, ":authority", ch->authority) && add_meta(c, ":path", start->path) &&
               add_meta(c, "te", "trailers") && add_meta(c, "content-type", "application/grpc") &&
-              add_meta(c, "user-agent", "baton/" BT_VERSION) && add_meta(c, "grpc-accept-encoding", "identity");
+              add_meta(c, "user-agent", "baton/" BT_VERSION) &&
+              add_meta(c, "grpc-accept-encoding", "identity");
 
     for (size_t i = 0; ok && i < start->n_metadata; i++) {
-        ok = start->metadata[i].name[0] != ':' && add_meta(c, start->metadata[i].name, start->metadata[i].value);
+        ok = start->metadata[i].name[0] != ':' &&
+             add_meta(c, start->metadata[i].name, start->metadata[i].value);
     }
     return ok;
 }
@@ -555,7 +571,8 @@ static void on_deadline(struct bt_timer *t, void *arg)
 }
 
 enum bt_status bt_grpc_call_start(struct bt_grpc_channel *ch, const struct bt_grpc_start *start,
-                                  const struct bt_grpc_events *ev, void *user, struct bt_grpc_call **out)
+                                  const struct bt_grpc_events *ev, void *user,
+                                  struct bt_grpc_call **out)
 {
     if (ch->dead || start->path[0] != '/') {
         return BT_ERR_INVALID;
@@ -610,7 +627,8 @@ void bt_grpc_cancel(struct bt_grpc_call *c)
 
 /* ---- the channel object ---- */
 
-enum bt_status bt_grpc_channel_create(struct bt_net_loop *l, const struct bt_grpc_channel_opts *opts,
+enum bt_status bt_grpc_channel_create(struct bt_net_loop *l,
+                                      const struct bt_grpc_channel_opts *opts,
                                       struct bt_grpc_channel **out, struct bt_err *err)
 {
     struct bt_hostport target;
@@ -627,7 +645,8 @@ enum bt_status bt_grpc_channel_create(struct bt_net_loop *l, const struct bt_grp
     ch->target = target;
     (void)bt_hostport_text(&target, ch->address);
     bt_http_opts_defaults(&ch->env.opts);
-    ch->connect_timeout_ns = opts->connect_timeout_ns > 0 ? opts->connect_timeout_ns : CONNECT_TIMEOUT_NS;
+    ch->connect_timeout_ns =
+        opts->connect_timeout_ns > 0 ? opts->connect_timeout_ns : CONNECT_TIMEOUT_NS;
     ch->keepalive_ns = opts->keepalive_ns;
     ch->message_max = opts->message_bytes_max > 0 ? opts->message_bytes_max : MESSAGE_MAX;
     ch->authority = bt_strdup(opts->authority != NULL ? opts->authority : ch->address);

@@ -1,4 +1,5 @@
-/* The bytes of gRPC: message prefix, timeouts, percent-encoded messages, status names. It holds no connection and no clock. */
+/* The bytes of gRPC: message prefix, timeouts, percent-encoded messages, status names. It holds no
+ * connection and no clock. */
 
 #include "net/grpc.h"
 #include "net/grpc_int.h"
@@ -12,7 +13,8 @@
 
 static enum bt_grpc_deframe begin_message(struct bt_grpc_deframer *d)
 {
-    d->need = (size_t)d->head[1] << 24 | (size_t)d->head[2] << 16 | (size_t)d->head[3] << 8 | d->head[4];
+    d->need =
+        (size_t)d->head[1] << 24 | (size_t)d->head[2] << 16 | (size_t)d->head[3] << 8 | d->head[4];
     if (d->head[0] != 0) {
         return BT_GRPC_DEFRAME_COMPRESSED;
     }
@@ -20,7 +22,8 @@ static enum bt_grpc_deframe begin_message(struct bt_grpc_deframer *d)
 }
 
 enum bt_grpc_deframe bt_grpc_deframe(struct bt_grpc_deframer *d, const uint8_t *data, size_t len,
-                                     bool (*fn)(void *arg, const uint8_t *data, size_t len), void *arg)
+                                     bool (*fn)(void *arg, const uint8_t *data, size_t len),
+                                     void *arg)
 {
     static const uint8_t empty[1];
 
@@ -48,7 +51,8 @@ enum bt_grpc_deframe bt_grpc_deframe(struct bt_grpc_deframer *d, const uint8_t *
             len -= n;
         } else {
             size_t n = d->need - d->body.len < len ? d->need - d->body.len : len;
-            if (d->body.len == 0 && !bt_buf_reserve(&d->body, d->need < RESERVE_MAX ? d->need : RESERVE_MAX)) {
+            if (d->body.len == 0 &&
+                !bt_buf_reserve(&d->body, d->need < RESERVE_MAX ? d->need : RESERVE_MAX)) {
                 return BT_GRPC_DEFRAME_NOMEM;
             }
             if (!bt_buf_add(&d->body, data, n)) {
@@ -84,16 +88,19 @@ void bt_grpc_deframe_fini(struct bt_grpc_deframer *d)
 
 bool bt_grpc_frame(struct bt_buf *b, const void *data, size_t len)
 {
-    uint8_t head[5] = {0, (uint8_t)(len >> 24), (uint8_t)(len >> 16), (uint8_t)(len >> 8), (uint8_t)len};
+    uint8_t head[5] = {0, (uint8_t)(len >> 24), (uint8_t)(len >> 16), (uint8_t)(len >> 8),
+                       (uint8_t)len};
 
-    return len <= UINT32_MAX && bt_buf_reserve(b, len + 5) && bt_buf_add(b, head, 5) && bt_buf_add(b, data, len);
+    return len <= UINT32_MAX && bt_buf_reserve(b, len + 5) && bt_buf_add(b, head, 5) &&
+           bt_buf_add(b, data, len);
 }
 
 static const struct {
     char unit;
     uint64_t ns;
 } units[] = {
-    {'n', 1}, {'u', 1000}, {'m', 1000000}, {'S', 1000000000}, {'M', 60000000000}, {'H', 3600000000000},
+    {'n', 1},          {'u', 1000},        {'m', 1000000},
+    {'S', 1000000000}, {'M', 60000000000}, {'H', 3600000000000},
 };
 
 bool bt_grpc_timeout_parse(const char *s, uint64_t *ns)
@@ -123,7 +130,8 @@ void bt_grpc_timeout_text(uint64_t ns, char out[16])
 {
     size_t i = 0;
 
-    while (i + 1 < sizeof units / sizeof units[0] && (ns + units[i].ns - 1) / units[i].ns > 99999999) {
+    while (i + 1 < sizeof units / sizeof units[0] &&
+           (ns + units[i].ns - 1) / units[i].ns > 99999999) {
         i++;
     }
     uint64_t v = ns / units[i].ns + (ns % units[i].ns > 0 ? 1 : 0);

@@ -1,5 +1,5 @@
-/* grpc.health.v1: a list of services with a status, and the watchers of each. Who sets a status, and why, is not its
- * business. */
+/* grpc.health.v1: a list of services with a status, and the watchers of each. Who sets a status,
+ * and why, is not its business. */
 
 #include "net/grpc.h"
 #include "net/grpc_int.h"
@@ -86,7 +86,8 @@ static void watch_tell(struct health_watch *w, unsigned status)
 
     if (w->told != status) {
         w->told = status;
-        (void)bt_grpc_send(w->call, out, write_status(status, out)); /* two bytes a change: no bound needed */
+        (void)bt_grpc_send(w->call, out,
+                           write_status(status, out)); /* two bytes a change: no bound needed */
     }
 }
 
@@ -128,7 +129,8 @@ static void on_check(struct bt_grpc_call *c, void *arg)
 
 static void on_watch(struct bt_grpc_call *c, void *arg)
 {
-    static const struct bt_grpc_events events = {.on_message = watch_on_message, .on_close = watch_on_close};
+    static const struct bt_grpc_events events = {.on_message = watch_on_message,
+                                                 .on_close = watch_on_close};
     struct bt_grpc_server *g = arg;
     struct health_watch *w = bt_calloc(1, sizeof *w);
 
@@ -151,7 +153,8 @@ static const struct bt_grpc_method methods[] = {
     {"/grpc.health.v1.Health/Watch", BT_GRPC_SERVER_STREAM, on_watch},
 };
 
-enum bt_status bt_grpc_health_set(struct bt_grpc_server *g, const char *service, enum bt_grpc_health status)
+enum bt_status bt_grpc_health_set(struct bt_grpc_server *g, const char *service,
+                                  enum bt_grpc_health status)
 {
     struct health_entry *e = find(g, service);
 

@@ -1,7 +1,8 @@
 #ifndef BT_NET_GRPC_INT_H
 #define BT_NET_GRPC_INT_H
 
-/* Inside net/ only: framing, the call object, and what server, client and the built-in services share. */
+/* Inside net/ only: framing, the call object, and what server, client and the built-in services
+ * share. */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -29,7 +30,8 @@ enum bt_grpc_deframe {
 };
 /* fn: one message, borrowed; false stops. */
 enum bt_grpc_deframe bt_grpc_deframe(struct bt_grpc_deframer *d, const uint8_t *data, size_t len,
-                                     bool (*fn)(void *arg, const uint8_t *data, size_t len), void *arg);
+                                     bool (*fn)(void *arg, const uint8_t *data, size_t len),
+                                     void *arg);
 bool bt_grpc_deframe_idle(const struct bt_grpc_deframer *d); /* between two messages */
 void bt_grpc_deframe_fini(struct bt_grpc_deframer *d);
 bool bt_grpc_frame(struct bt_buf *b, const void *data, size_t len); /* appends prefix and message */
@@ -52,26 +54,26 @@ struct bt_grpc_call {
     struct bt_grpc_deframer in;
     struct bt_timer deadline;
     uint64_t deadline_ns;
-    struct bt_task end_task;     /* on_close in a turn of its own */
+    struct bt_task end_task; /* on_close in a turn of its own */
     enum bt_grpc_status end_status;
     char end_message[256];
-    uint32_t busy;               /* depth of our callbacks: memory stays */
-    bool zombie;                 /* free when no longer busy */
+    uint32_t busy; /* depth of our callbacks: memory stays */
+    bool zombie;   /* free when no longer busy */
     bool client;
-    bool ending;                 /* detached, end_task queued */
-    bool closed;                 /* on_close was delivered */
-    bool finished;               /* server: status was written; client: half-closed */
+    bool ending;   /* detached, end_task queued */
+    bool closed;   /* on_close was delivered */
+    bool finished; /* server: status was written; client: half-closed */
     /* server */
     const struct bt_grpc_method *method;
-    struct bt_buf held;          /* the single request message, until the client half-closes */
+    struct bt_buf held; /* the single request message, until the client half-closes */
     uint32_t n_messages;
     enum bt_grpc_status sent_status;
-    struct bt_grpc_call **list;  /* head of the owner's list of open calls, or NULL */
+    struct bt_grpc_call **list; /* head of the owner's list of open calls, or NULL */
     struct bt_grpc_call *next, *prev;
     /* client */
     struct bt_grpc_channel *channel;
-    struct bt_hstore meta;       /* request headers until the stream is open */
-    struct bt_buf pending;       /* framed messages until the stream is open */
+    struct bt_hstore meta; /* request headers until the stream is open */
+    struct bt_buf pending; /* framed messages until the stream is open */
     int http_status;
     size_t write_high;
     bool over_high;
@@ -89,10 +91,11 @@ void bt_grpc_call_enter(struct bt_grpc_call *c);
 void bt_grpc_call_leave(struct bt_grpc_call *c); /* may free c */
 /* Feeds received bytes; delivers through fn. false: an error, put into st and message. */
 bool bt_grpc_call_receive(struct bt_grpc_call *c, const char *data, size_t len,
-                          bool (*fn)(void *arg, const uint8_t *data, size_t len), enum bt_grpc_status *st,
-                          char *message, size_t message_cap) BT_NODISCARD;
+                          bool (*fn)(void *arg, const uint8_t *data, size_t len),
+                          enum bt_grpc_status *st, char *message, size_t message_cap) BT_NODISCARD;
 /* Top: reports all calls of a list, also those that are ending. */
-void bt_grpc_call_report_all(struct bt_grpc_call **list, enum bt_grpc_status st, const char *message);
+void bt_grpc_call_report_all(struct bt_grpc_call **list, enum bt_grpc_status st,
+                             const char *message);
 
 /* ---- server and built-in services ---- */
 
@@ -121,7 +124,9 @@ void bt_grpc_health_fini(struct bt_grpc_server *g);
 enum bt_status bt_grpc_reflection_init(struct bt_grpc_server *g) BT_NODISCARD;
 void bt_grpc_reflection_fini(struct bt_grpc_server *g);
 
-/* The hook for HTTP connections: bt_grpc_server_attach() without a server, for tests and fuzzing. */
-bool bt_grpc_take_request(struct bt_http_stream *s, const struct bt_http_request *req, void *server);
+/* The hook for HTTP connections: bt_grpc_server_attach() without a server, for tests and fuzzing.
+ */
+bool bt_grpc_take_request(struct bt_http_stream *s, const struct bt_http_request *req,
+                          void *server);
 
 #endif

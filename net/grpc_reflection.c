@@ -1,5 +1,5 @@
-/* grpc.reflection v1 and v1alpha (the same messages): answers from serialised descriptors that were handed over, without
- * understanding more of them than names. */
+/* grpc.reflection v1 and v1alpha (the same messages): answers from serialised descriptors that were
+ * handed over, without understanding more of them than names. */
 
 #include "net/grpc.h"
 #include "net/grpc_int.h"
@@ -63,7 +63,8 @@ static struct reflect_file *file_by_name(struct bt_grpc_server *g, const char *n
     return NULL;
 }
 
-enum bt_status bt_grpc_reflection_add(struct bt_grpc_server *g, const uint8_t *descriptor_set, size_t len)
+enum bt_status bt_grpc_reflection_add(struct bt_grpc_server *g, const uint8_t *descriptor_set,
+                                      size_t len)
 {
     struct bt_pb_in in = {.p = descriptor_set, .end = descriptor_set + len};
     struct bt_pb_field f;
@@ -105,9 +106,9 @@ static struct slice name_of(struct slice d)
     return (struct slice){NULL, 0};
 }
 
-/* Does descriptor d define `symbol` (dotted, relative to d's parent)? Which fields of d hold children that have
- * names below d: messages 2,3,4,6,8; enums 2; services 2. Fields with plain numbers in them are no trouble: a child must
- * itself have a name in field 1. */
+/* Does descriptor d define `symbol` (dotted, relative to d's parent)? Which fields of d hold
+ * children that have names below d: messages 2,3,4,6,8; enums 2; services 2. Fields with plain
+ * numbers in them are no trouble: a child must itself have a name in field 1. */
 static bool defines(struct slice d, const char *symbol, size_t n, unsigned depth)
 {
     struct slice name = name_of(d);
@@ -124,9 +125,10 @@ static bool defines(struct slice d, const char *symbol, size_t n, unsigned depth
     struct bt_pb_in in = in_of(d);
     struct bt_pb_field f;
     while (bt_pb_next(&in, &f)) {
-        bool child = f.type == 2 && (f.number == 2 || f.number == 3 || f.number == 4 || f.number == 6 ||
-                                     f.number == 8);
-        if (child && defines((struct slice){f.data, f.len}, symbol + name.n + 1, n - name.n - 1, depth + 1)) {
+        bool child = f.type == 2 && (f.number == 2 || f.number == 3 || f.number == 4 ||
+                                     f.number == 6 || f.number == 8);
+        if (child && defines((struct slice){f.data, f.len}, symbol + name.n + 1, n - name.n - 1,
+                             depth + 1)) {
             return true;
         }
     }
@@ -137,7 +139,8 @@ static bool file_defines(const struct reflect_file *file, const char *symbol, si
 {
     size_t skip = file->package.n > 0 ? file->package.n + 1 : 0;
 
-    if (n <= skip || (skip > 0 && (memcmp(symbol, file->package.p, skip - 1) != 0 || symbol[skip - 1] != '.'))) {
+    if (n <= skip ||
+        (skip > 0 && (memcmp(symbol, file->package.p, skip - 1) != 0 || symbol[skip - 1] != '.'))) {
         return false;
     }
     struct bt_pb_in in = in_of(file->bytes);
@@ -303,7 +306,8 @@ static void on_half_close(struct bt_grpc_call *c, void *user)
 
 static void on_info(struct bt_grpc_call *c, void *arg)
 {
-    static const struct bt_grpc_events events = {.on_message = on_message, .on_half_close = on_half_close};
+    static const struct bt_grpc_events events = {.on_message = on_message,
+                                                 .on_half_close = on_half_close};
 
     bt_grpc_bind(c, &events, arg);
 }
@@ -317,7 +321,8 @@ enum bt_status bt_grpc_reflection_init(struct bt_grpc_server *g)
 {
     enum bt_status st = bt_grpc_server_add(g, methods, sizeof methods / sizeof methods[0], g);
 
-    return st == BT_OK ? bt_grpc_reflection_add(g, bt_net_descriptors, bt_net_descriptors_bytes) : st;
+    return st == BT_OK ? bt_grpc_reflection_add(g, bt_net_descriptors, bt_net_descriptors_bytes)
+                       : st;
 }
 
 void bt_grpc_reflection_fini(struct bt_grpc_server *g)

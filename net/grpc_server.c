@@ -1,5 +1,5 @@
-/* gRPC, server side, over HTTP/2 streams: method table, request checks, deadlines, trailers. It knows no method but the
- * built-in services' tables, and decodes no message. */
+/* gRPC, server side, over HTTP/2 streams: method table, request checks, deadlines, trailers. It
+ * knows no method but the built-in services' tables, and decodes no message. */
 
 #include "net/grpc.h"
 #include "net/grpc_int.h"
@@ -15,7 +15,7 @@
 #include "base/mem.h"
 #include "net/http_server_int.h"
 
-#define MESSAGE_MAX ((size_t)4 << 20)
+#define MESSAGE_MAX  ((size_t)4 << 20)
 #define TRAILERS_MAX 16
 
 static bool single_request(const struct bt_grpc_call *c)
@@ -85,7 +85,8 @@ void bt_grpc_fail(struct bt_grpc_call *c, enum bt_grpc_status st, const char *fm
     bt_grpc_finish(c, st, message, NULL, 0);
 }
 
-void bt_grpc_fail_retry(struct bt_grpc_call *c, enum bt_grpc_status st, uint64_t retry_ns, const char *fmt, ...)
+void bt_grpc_fail_retry(struct bt_grpc_call *c, enum bt_grpc_status st, uint64_t retry_ns,
+                        const char *fmt, ...)
 {
     char message[1024], ms[24], s[24];
     va_list ap;
@@ -109,7 +110,9 @@ static void abort_call(struct bt_grpc_call *c, enum bt_grpc_status st, const cha
     }
     bt_grpc_call_end_later(c, st, message);
     if (bt_http_queued(s) > 0 && st == BT_GRPC_DEADLINE_EXCEEDED) {
-        bt_http_reset(s, BT_HTTP_CANCEL); /* a status behind what the client does not read would never arrive */
+        bt_http_reset(
+            s,
+            BT_HTTP_CANCEL); /* a status behind what the client does not read would never arrive */
     } else {
         write_status(s, st, message, NULL, 0);
     }
@@ -176,7 +179,8 @@ static void on_end(struct bt_http_stream *s, void *user)
         } else if (c->ev != NULL && c->ev->on_message != NULL) {
             struct bt_buf one = c->held;
             c->held = (struct bt_buf){0};
-            c->ev->on_message(c, c->user, (const uint8_t *)(one.data != NULL ? one.data : ""), one.len);
+            c->ev->on_message(c, c->user, (const uint8_t *)(one.data != NULL ? one.data : ""),
+                              one.len);
             bt_buf_fini(&one);
         }
     }
@@ -229,7 +233,8 @@ static const struct bt_http_events stream_events = {
 
 /* ---- a request arrives ---- */
 
-static const struct bt_grpc_method *find_method(const struct bt_grpc_server *g, const char *path, void **arg)
+static const struct bt_grpc_method *find_method(const struct bt_grpc_server *g, const char *path,
+                                                void **arg)
 {
     for (size_t t = 0; t < g->n_tables; t++) {
         for (size_t i = 0; i < g->tables[t].n; i++) {
@@ -264,7 +269,8 @@ static bool grpc_content_type(const char *type, bool *proto)
     return true;
 }
 
-static void begin_call(struct bt_grpc_server *g, struct bt_http_stream *s, const struct bt_http_request *req)
+static void begin_call(struct bt_grpc_server *g, struct bt_http_stream *s,
+                       const struct bt_http_request *req)
 {
     uint64_t timeout = 0;
     void *arg = NULL;
@@ -303,11 +309,13 @@ bool bt_grpc_take_request(struct bt_http_stream *s, const struct bt_http_request
     struct bt_grpc_server *g = server;
     bool proto = false;
 
-    if (!grpc_content_type(bt_http_header_find(req->headers, req->n_headers, "content-type"), &proto)) {
+    if (!grpc_content_type(bt_http_header_find(req->headers, req->n_headers, "content-type"),
+                           &proto)) {
         return false;
     }
     if (!proto) {
-        bt_http_stream_reply_error(s, 415, "only application/grpc and application/grpc+proto are supported");
+        bt_http_stream_reply_error(
+            s, 415, "only application/grpc and application/grpc+proto are supported");
     } else if (req->version != 20) {
         bt_http_stream_reply_error(s, 426, "gRPC needs HTTP/2");
     } else if (strcmp(req->method, "POST") != 0) {
@@ -336,7 +344,8 @@ enum bt_status bt_grpc_server_create(struct bt_net_loop *l, const struct bt_grpc
         return BT_ERR_NOMEM;
     }
     g->loop = l;
-    g->message_max = opts != NULL && opts->message_bytes_max > 0 ? opts->message_bytes_max : MESSAGE_MAX;
+    g->message_max =
+        opts != NULL && opts->message_bytes_max > 0 ? opts->message_bytes_max : MESSAGE_MAX;
     enum bt_status st = bt_grpc_health_init(g);
     if (st == BT_OK) {
         st = bt_grpc_reflection_init(g);
@@ -349,8 +358,8 @@ enum bt_status bt_grpc_server_create(struct bt_net_loop *l, const struct bt_grpc
     return BT_OK;
 }
 
-enum bt_status bt_grpc_server_add(struct bt_grpc_server *g, const struct bt_grpc_method *methods, size_t n,
-                                  void *arg)
+enum bt_status bt_grpc_server_add(struct bt_grpc_server *g, const struct bt_grpc_method *methods,
+                                  size_t n, void *arg)
 {
     struct bt_grpc_table *t = bt_realloc(g->tables, (g->n_tables + 1) * sizeof *t);
 

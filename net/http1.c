@@ -1,5 +1,6 @@
-/* HTTP/1.1, server side, over llhttp: one exchange at a time, pipelined bytes wait. Bytes in by feed, out by pull; no
- * socket and no clock. It does not upgrade (an Upgrade header is ignored, as the standard allows) and is no proxy. */
+/* HTTP/1.1, server side, over llhttp: one exchange at a time, pipelined bytes wait. Bytes in by
+ * feed, out by pull; no socket and no clock. It does not upgrade (an Upgrade header is ignored, as
+ * the standard allows) and is no proxy. */
 
 #include "net/http_int.h"
 
@@ -23,13 +24,13 @@ struct bt_http1 {
     struct bt_buf name, value; /* header being read */
     struct bt_buf url;
     size_t head_bytes;
-    int fail_status;          /* set by a parser callback that stops the parser */
+    int fail_status; /* set by a parser callback that stops the parser */
     const char *fail_message;
     bool paused;     /* request complete: the next waits for the end of this exchange */
     bool stopped;    /* no more requests on this connection */
     bool keep_alive; /* of the request that runs */
     bool expects_continue;
-    bool first;      /* no request yet */
+    bool first; /* no request yet */
 };
 
 static const struct bt_http_vt vt;
@@ -91,7 +92,8 @@ static int on_header_value(llhttp_t *p, const char *at, size_t n)
     return head_part(of(p), &of(p)->value, at, n);
 }
 
-static int store(struct bt_http1 *h, const char *name, size_t name_len, const char *value, size_t value_len)
+static int store(struct bt_http1 *h, const char *name, size_t name_len, const char *value,
+                 size_t value_len)
 {
     const struct bt_http_server_opts *o = &h->conn->env->opts;
 
@@ -100,7 +102,8 @@ static int store(struct bt_http1 *h, const char *name, size_t name_len, const ch
     }
     /* ":method" and ":path" take two entries and a few bytes more than the limits say */
     switch (bt_hstore_add(&h->s->head, name, name_len, value != NULL ? value : "", value_len,
-                          o->header_bytes_max + 2 * (size_t)o->headers_max + 64, o->headers_max + 2)) {
+                          o->header_bytes_max + 2 * (size_t)o->headers_max + 64,
+                          o->headers_max + 2)) {
     case BT_HSTORE_OK:
         return 0;
     case BT_HSTORE_LIMIT:
@@ -157,8 +160,8 @@ static int on_headers_complete(llhttp_t *p)
     s->req.has_body = (p->flags & F_CHUNKED) != 0 ||
                       (s->req.content_length != UINT64_MAX && s->req.content_length > 0);
     const char *expect = bt_http_header_find(s->req.headers, s->req.n_headers, "expect");
-    h->expects_continue = expect != NULL && strcasecmp(expect, "100-continue") == 0 && s->req.has_body &&
-                          version == 11;
+    h->expects_continue = expect != NULL && strcasecmp(expect, "100-continue") == 0 &&
+                          s->req.has_body && version == 11;
     bt_http_stream_on_request(s);
     if (h->expects_continue && !s->responded) {
         static const char go_on[] = "HTTP/1.1 100 Continue\r\n\r\n";
@@ -168,7 +171,8 @@ static int on_headers_complete(llhttp_t *p)
         }
     }
     if (s->rejected && s->req.has_body) {
-        h->stopped = true; /* a body that nobody wants: the answer goes out, then the connection closes */
+        h->stopped =
+            true; /* a body that nobody wants: the answer goes out, then the connection closes */
     }
     return h->stopped ? -1 : 0;
 }
@@ -207,7 +211,8 @@ static const llhttp_settings_t settings = {
 static void add_out(struct bt_http1 *h, const void *p, size_t n)
 {
     if (!bt_outq_add(&h->out, p, n)) {
-        h->conn->broken = true; /* out of memory in the middle of a response: nothing sensible can follow */
+        h->conn->broken =
+            true; /* out of memory in the middle of a response: nothing sensible can follow */
         if (h->s != NULL) {
             bt_http_stream_set_why(h->s, BT_HTTP_CLOSE_ERROR);
         }
@@ -222,15 +227,17 @@ static bool hop_header(const char *name)
            strcmp(name, "keep-alive") == 0 || strcmp(name, "date") == 0;
 }
 
-static void h1_respond(struct bt_http_stream *s, int status, const struct bt_http_header *headers, size_t n,
-                       bool end)
+static void h1_respond(struct bt_http_stream *s, int status, const struct bt_http_header *headers,
+                       size_t n, bool end)
 {
     struct bt_http1 *h = s->conn->h1;
     struct bt_buf b = {0};
     bool has_length = false;
 
-    if (s->conn->draining || h->stopped || (s->rejected && s->req.has_body) || h->expects_continue) {
-        h->keep_alive = false; /* expects_continue: the client may or may not send the body it asked about */
+    if (s->conn->draining || h->stopped || (s->rejected && s->req.has_body) ||
+        h->expects_continue) {
+        h->keep_alive =
+            false; /* expects_continue: the client may or may not send the body it asked about */
     }
     bt_buf_addf(&b, "HTTP/1.1 %d %s\r\n", status, bt_http_status_text(status));
     for (size_t i = 0; i < n; i++) {
@@ -372,7 +379,8 @@ void bt_http1_destroy(struct bt_http1 *h)
     bt_free(h);
 }
 
-/* The request cannot go on: answer it if nothing was answered yet, and take no more from this connection. */
+/* The request cannot go on: answer it if nothing was answered yet, and take no more from this
+ * connection. */
 static void fail(struct bt_http1 *h, int status, const char *message)
 {
     h->stopped = true;
@@ -450,8 +458,10 @@ static void settle(struct bt_http1 *h)
             bt_buf_fini(&next);
         }
     }
-    if (h->s != NULL && h->s->ended && !h->s->request_done && bt_outq_len(&h->out) == 0 && !h->conn->broken) {
-        bt_http_stream_report(h->s, BT_HTTP_CLOSE_DONE); /* only the rest of a body is awaited, to throw it away */
+    if (h->s != NULL && h->s->ended && !h->s->request_done && bt_outq_len(&h->out) == 0 &&
+        !h->conn->broken) {
+        bt_http_stream_report(
+            h->s, BT_HTTP_CLOSE_DONE); /* only the rest of a body is awaited, to throw it away */
     }
 }
 
@@ -517,6 +527,7 @@ void bt_http1_pull(struct bt_http1 *h, struct bt_buf *out, size_t max)
         }
         (void)bt_outq_take(&h->out, out->data + out->len, n); /* n was asked for what is there */
         out->len += n;
+        out->data[out->len] = '\0'; /* reserve left room for it */
         room -= n;
         if (h->s != NULL) {
             h->s->progress_ns = h->conn->now_ns;

@@ -1,6 +1,6 @@
-/* HTTP/2 over nghttp2, both roles. Bytes in by feed, out by pull; no socket and no clock. It knows frames, windows and
- * streams, and nothing of what requests mean. Never deleted inside its own callbacks: user calls only
- * queue, and only top calls destroy. */
+/* HTTP/2 over nghttp2, both roles. Bytes in by feed, out by pull; no socket and no clock. It knows
+ * frames, windows and streams, and nothing of what requests mean. Never deleted inside its own
+ * callbacks: user calls only queue, and only top calls destroy. */
 
 #include "net/http_int.h"
 
@@ -74,8 +74,8 @@ static bool connection_header(const char *name)
 }
 
 /* nv[] with room for n + 2; returns how many, or NULL in *out when memory is out. */
-static size_t build_nv(const struct bt_http_header *headers, size_t n, const char *status, const char *date,
-                       nghttp2_nv **out)
+static size_t build_nv(const struct bt_http_header *headers, size_t n, const char *status,
+                       const char *date, nghttp2_nv **out)
 {
     nghttp2_nv *nv = bt_alloc((n + 2) * sizeof *nv);
     size_t k = 0;
@@ -89,7 +89,8 @@ static size_t build_nv(const struct bt_http_header *headers, size_t n, const cha
     }
     for (size_t i = 0; i < n; i++) {
         bool pseudo = headers[i].name[0] == ':';
-        if (pseudo || (!connection_header(headers[i].name) && bt_http_header_sendable(&headers[i]))) {
+        if (pseudo ||
+            (!connection_header(headers[i].name) && bt_http_header_sendable(&headers[i]))) {
             nv[k++] = nv_of(headers[i].name, headers[i].value);
         }
     }
@@ -119,7 +120,8 @@ static ssize_t on_body_wanted(nghttp2_session *session, int32_t id, uint8_t *buf
         if (s->trailers.n_v > 0 && !h->conn->client) {
             nghttp2_nv *nv = NULL;
             size_t k = build_nv(s->trailers.v, s->trailers.n_v, NULL, NULL, &nv);
-            int rc = nv != NULL ? nghttp2_submit_trailer(h->session, s->id, nv, k) : NGHTTP2_ERR_NOMEM;
+            int rc =
+                nv != NULL ? nghttp2_submit_trailer(h->session, s->id, nv, k) : NGHTTP2_ERR_NOMEM;
             bt_free(nv);
             if (rc != 0) {
                 return NGHTTP2_ERR_TEMPORAL_CALLBACK_FAILURE;
@@ -136,8 +138,8 @@ static ssize_t on_body_wanted(nghttp2_session *session, int32_t id, uint8_t *buf
     return (ssize_t)n;
 }
 
-static void h2_respond(struct bt_http_stream *s, int status, const struct bt_http_header *headers, size_t n,
-                       bool end)
+static void h2_respond(struct bt_http_stream *s, int status, const struct bt_http_header *headers,
+                       size_t n, bool end)
 {
     struct bt_http2 *h = s->conn->h2;
     nghttp2_data_provider body = {.source = {.ptr = s}, .read_callback = on_body_wanted};
@@ -164,7 +166,8 @@ static void resume(struct bt_http2 *h, struct bt_http_stream *s)
 {
     if (s->deferred && !h->dead) {
         s->deferred = false;
-        (void)nghttp2_session_resume_data(h->session, s->id); /* fails if the stream is about to close */
+        (void)nghttp2_session_resume_data(h->session,
+                                          s->id); /* fails if the stream is about to close */
     }
     h->conn->kick(h->conn->kick_arg);
 }
@@ -186,8 +189,9 @@ static void h2_end(struct bt_http_stream *s, const struct bt_http_header *traile
 
     for (size_t i = 0; i < n; i++) {
         if (bt_http_header_sendable(&trailers[i]) &&
-            bt_hstore_add(&s->trailers, trailers[i].name, strlen(trailers[i].name), trailers[i].value,
-                          strlen(trailers[i].value), (size_t)64 << 10, 128) != BT_HSTORE_OK) {
+            bt_hstore_add(&s->trailers, trailers[i].name, strlen(trailers[i].name),
+                          trailers[i].value, strlen(trailers[i].value), (size_t)64 << 10,
+                          128) != BT_HSTORE_OK) {
             cut_nomem(h, s);
             return;
         }
@@ -245,7 +249,8 @@ static int on_begin_headers(nghttp2_session *session, const nghttp2_frame *frame
 }
 
 static int on_header(nghttp2_session *session, const nghttp2_frame *frame, const uint8_t *name,
-                     size_t name_len, const uint8_t *value, size_t value_len, uint8_t flags, void *arg)
+                     size_t name_len, const uint8_t *value, size_t value_len, uint8_t flags,
+                     void *arg)
 {
     struct bt_http2 *h = arg;
     const struct bt_http_server_opts *o = &h->conn->env->opts;
@@ -262,7 +267,8 @@ static int on_header(nghttp2_session *session, const nghttp2_frame *frame, const
         return 0; /* trailers of a request: nobody reads them */
     }
     switch (bt_hstore_add(to, (const char *)name, name_len, (const char *)value, value_len,
-                          o->header_bytes_max + 2 * (size_t)o->headers_max + 64, o->headers_max + 4)) {
+                          o->header_bytes_max + 2 * (size_t)o->headers_max + 64,
+                          o->headers_max + 4)) {
     case BT_HSTORE_OK:
         return 0;
     case BT_HSTORE_LIMIT:
@@ -332,7 +338,8 @@ static int on_frame_recv(nghttp2_session *session, const nghttp2_frame *frame, v
 {
     struct bt_http2 *h = arg;
     bool end = (frame->hd.flags & NGHTTP2_FLAG_END_STREAM) != 0;
-    struct bt_http_stream *s = frame->hd.stream_id > 0 ? stream_of(session, frame->hd.stream_id) : NULL;
+    struct bt_http_stream *s =
+        frame->hd.stream_id > 0 ? stream_of(session, frame->hd.stream_id) : NULL;
 
     switch (frame->hd.type) {
     case NGHTTP2_HEADERS:
@@ -367,8 +374,8 @@ static int on_frame_recv(nghttp2_session *session, const nghttp2_frame *frame, v
     return 0;
 }
 
-static int on_data_chunk(nghttp2_session *session, uint8_t flags, int32_t id, const uint8_t *data, size_t len,
-                         void *arg)
+static int on_data_chunk(nghttp2_session *session, uint8_t flags, int32_t id, const uint8_t *data,
+                         size_t len, void *arg)
 {
     struct bt_http2 *h = arg;
     struct bt_http_stream *s = stream_of(session, id);
@@ -394,8 +401,9 @@ static int on_data_chunk(nghttp2_session *session, uint8_t flags, int32_t id, co
     return 0;
 }
 
-/* A complete response to a request whose body still comes. gRPC clients take RST_STREAM(NO_ERROR) as "stop"; HTTP
- * clients (curl, httpx) lose the response over it, so their body is thrown away, within limits. */
+/* A complete response to a request whose body still comes. gRPC clients take RST_STREAM(NO_ERROR)
+ * as "stop"; HTTP clients (curl, httpx) lose the response over it, so their body is thrown away,
+ * within limits. */
 static int on_frame_send(nghttp2_session *session, const nghttp2_frame *frame, void *arg)
 {
     struct bt_http2 *h = arg;
@@ -423,7 +431,8 @@ static int on_stream_close(nghttp2_session *session, int32_t id, uint32_t code, 
     if (s == NULL) {
         return 0;
     }
-    (void)nghttp2_session_set_stream_user_data(session, id, NULL); /* fails only for an unknown stream */
+    (void)nghttp2_session_set_stream_user_data(session, id,
+                                               NULL); /* fails only for an unknown stream */
     s->rst_code = code;
     bool done = s->out_done && (code == NGHTTP2_NO_ERROR || s->conn->client);
     bt_http_stream_close(s, done ? BT_HTTP_CLOSE_DONE : BT_HTTP_CLOSE_PEER);
@@ -473,7 +482,8 @@ static bool open_session(struct bt_http2 *h)
         return false;
     }
     if (nghttp2_option_new(&option) == 0) {
-        nghttp2_option_set_no_closed_streams(option, 1); /* priorities of the past are not worth the memory */
+        nghttp2_option_set_no_closed_streams(
+            option, 1); /* priorities of the past are not worth the memory */
         int rc = h->conn->client ? nghttp2_session_client_new2(&h->session, cb, h, option)
                                  : nghttp2_session_server_new2(&h->session, cb, h, option);
         ok = rc == 0;
@@ -505,7 +515,8 @@ struct bt_http2 *bt_http2_create(struct bt_http_conn *c)
     }
     /* ENABLE_PUSH is the client's to send */
     if (nghttp2_submit_settings(h->session, NGHTTP2_FLAG_NONE, settings, c->client ? 4 : 3) != 0 ||
-        nghttp2_session_set_local_window_size(h->session, NGHTTP2_FLAG_NONE, 0, WINDOW_CONNECTION) != 0) {
+        nghttp2_session_set_local_window_size(h->session, NGHTTP2_FLAG_NONE, 0,
+                                              WINDOW_CONNECTION) != 0) {
         bt_http2_destroy(h);
         return NULL;
     }
@@ -611,7 +622,8 @@ void bt_http2_pull(struct bt_http2 *h, struct bt_buf *out, size_t max)
 
 bool bt_http2_finished(const struct bt_http2 *h)
 {
-    return h->dead || (nghttp2_session_want_read(h->session) == 0 && nghttp2_session_want_write(h->session) == 0);
+    return h->dead || (nghttp2_session_want_read(h->session) == 0 &&
+                       nghttp2_session_want_write(h->session) == 0);
 }
 
 void bt_http2_drain(struct bt_http2 *h)
@@ -620,12 +632,14 @@ void bt_http2_drain(struct bt_http2 *h)
         return;
     }
     int32_t last = nghttp2_session_get_last_proc_stream_id(h->session);
-    if (nghttp2_submit_goaway(h->session, NGHTTP2_FLAG_NONE, last, NGHTTP2_NO_ERROR, NULL, 0) != 0) {
+    if (nghttp2_submit_goaway(h->session, NGHTTP2_FLAG_NONE, last, NGHTTP2_NO_ERROR, NULL, 0) !=
+        0) {
         h->conn->broken = true;
     }
 }
 
-struct bt_http_stream *bt_http2_request(struct bt_http_conn *c, const struct bt_http_header *headers, size_t n)
+struct bt_http_stream *bt_http2_request(struct bt_http_conn *c,
+                                        const struct bt_http_header *headers, size_t n)
 {
     struct bt_http2 *h = c->h2;
     nghttp2_nv *nv = NULL;
@@ -643,7 +657,8 @@ struct bt_http_stream *bt_http2_request(struct bt_http_conn *c, const struct bt_
     s->req.version = 20;
     s->req.peer = c->peer;
     size_t k = build_nv(headers, n, NULL, NULL, &nv);
-    int32_t id = nv != NULL ? nghttp2_submit_request(h->session, NULL, nv, k, &body, s) : NGHTTP2_ERR_NOMEM;
+    int32_t id =
+        nv != NULL ? nghttp2_submit_request(h->session, NULL, nv, k, &body, s) : NGHTTP2_ERR_NOMEM;
     bt_free(nv);
     if (id < 0) {
         bt_http_stream_close(s, BT_HTTP_CLOSE_ERROR);

@@ -1,5 +1,5 @@
-/* One HTTP connection without I/O: tells HTTP/2 from HTTP/1.1 by the first bytes and hands on to the right codec. It owns
- * the list of streams and the clock value; it knows no socket. */
+/* One HTTP connection without I/O: tells HTTP/2 from HTTP/1.1 by the first bytes and hands on to
+ * the right codec. It owns the list of streams and the clock value; it knows no socket. */
 
 #include "net/http_int.h"
 

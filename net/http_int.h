@@ -1,12 +1,13 @@
 #ifndef BT_NET_HTTP_INT_H
 #define BT_NET_HTTP_INT_H
 
-/* Inside net/ only: the protocol side of an HTTP connection, without I/O and without a clock. Bytes come in by feed,
- * go out by pull, time comes as an argument. http_conn.c tells HTTP/1.1 from HTTP/2, http1.c and http2.c speak them,
- * http_stream.c holds what an exchange is in both.
+/* Inside net/ only: the protocol side of an HTTP connection, without I/O and without a clock. Bytes
+ * come in by feed, go out by pull, time comes as an argument. http_conn.c tells HTTP/1.1 from
+ * HTTP/2, http1.c and http2.c speak them, http_stream.c holds what an exchange is in both.
  *
- * Two levels: *top* calls (feed, eof, tick, pull, drain, destroy) come from the transport and may run user
- * callbacks; *user* calls (bt_http_*) may come at any time, also inside those callbacks, and never run one. */
+ * Two levels: *top* calls (feed, eof, tick, pull, drain, destroy) come from the transport and may
+ * run user callbacks; *user* calls (bt_http_*) may come at any time, also inside those callbacks,
+ * and never run one. */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -48,22 +49,25 @@ struct bt_hstore {
     size_t n_v;
 };
 enum bt_hstore_result { BT_HSTORE_OK, BT_HSTORE_LIMIT, BT_HSTORE_BAD, BT_HSTORE_NOMEM };
-/* Lower-cases the name; checks name and value. bytes_max and n_max are limits of the whole block. */
+/* Lower-cases the name; checks name and value. bytes_max and n_max are limits of the whole block.
+ */
 enum bt_hstore_result bt_hstore_add(struct bt_hstore *h, const char *name, size_t name_len,
-                                    const char *value, size_t value_len, size_t bytes_max, size_t n_max);
+                                    const char *value, size_t value_len, size_t bytes_max,
+                                    size_t n_max);
 bool bt_hstore_finish(struct bt_hstore *h) BT_NODISCARD; /* false: no memory */
 /* Value of a pseudo header such as ":path", after finish; NULL. */
 char *bt_hstore_pseudo(struct bt_hstore *h, const char *name);
 void bt_hstore_fini(struct bt_hstore *h);
 
-/* A header that may be sent: token name in lower case, value without CR, LF, NUL. Logs and says false otherwise. */
+/* A header that may be sent: token name in lower case, value without CR, LF, NUL. Logs and says
+ * false otherwise. */
 bool bt_http_header_sendable(const struct bt_http_header *h);
 
 /* ---- streams ---- */
 
 struct bt_http_vt { /* HTTP/1.1 and HTTP/2 */
-    void (*respond)(struct bt_http_stream *s, int status, const struct bt_http_header *headers, size_t n,
-                    bool end);
+    void (*respond)(struct bt_http_stream *s, int status, const struct bt_http_header *headers,
+                    size_t n, bool end);
     void (*write)(struct bt_http_stream *s, const void *data, size_t len);
     void (*end)(struct bt_http_stream *s, const struct bt_http_header *trailers, size_t n);
     void (*reset)(struct bt_http_stream *s, enum bt_http_code code);
@@ -79,31 +83,33 @@ struct bt_http_stream {
     struct bt_hstore trailers; /* client: what came behind the body */
     const struct bt_http_events *ev;
     void *user;
-    void (*on_head)(struct bt_http_stream *s, void *user, int status); /* client: response headers */
-    struct bt_outq out;        /* HTTP/2 body waiting; HTTP/1.1 queues on the connection */
-    uint64_t body_bytes;       /* received */
-    uint64_t length_left;      /* HTTP/1.1 response with content-length */
-    uint64_t progress_ns;      /* when the queue last moved or was empty */
+    void (*on_head)(struct bt_http_stream *s, void *user,
+                    int status); /* client: response headers */
+    struct bt_outq out;          /* HTTP/2 body waiting; HTTP/1.1 queues on the connection */
+    uint64_t body_bytes;         /* received */
+    uint64_t length_left;        /* HTTP/1.1 response with content-length */
+    uint64_t progress_ns;        /* when the queue last moved or was empty */
     uint64_t created_ns;
-    uint32_t rst_code;         /* HTTP/2: how it was closed; UINT32_MAX: with its connection */
-    int32_t id;                /* HTTP/2 */
-    enum bt_http_close why;    /* if why_set: how to report the end */
+    uint32_t rst_code;      /* HTTP/2: how it was closed; UINT32_MAX: with its connection */
+    int32_t id;             /* HTTP/2 */
+    enum bt_http_close why; /* if why_set: how to report the end */
     bool why_set;
     bool requested;    /* on_request was delivered */
     bool request_done; /* the peer sends no more */
     bool responded, ended;
-    bool no_body;      /* HEAD, 204, 304: nothing of the body is sent */
+    bool no_body; /* HEAD, 204, 304: nothing of the body is sent */
     bool chunked, until_close;
     bool over_high;
-    bool out_done;     /* HTTP/2: the last byte went to the framing layer */
-    bool deferred;     /* HTTP/2: the framing layer waits for bytes */
-    bool rejected;     /* answered here; what still comes is thrown away */
-    bool unlimited;    /* gRPC: no body limit, no body timeout */
-    bool closed;       /* on_close was delivered */
-    bool cut;          /* HTTP/2: RST_STREAM is queued */
+    bool out_done;  /* HTTP/2: the last byte went to the framing layer */
+    bool deferred;  /* HTTP/2: the framing layer waits for bytes */
+    bool rejected;  /* answered here; what still comes is thrown away */
+    bool unlimited; /* gRPC: no body limit, no body timeout */
+    bool closed;    /* on_close was delivered */
+    bool cut;       /* HTTP/2: RST_STREAM is queued */
 };
 
-struct bt_http_stream *bt_http_stream_new(struct bt_http_conn *c, const struct bt_http_vt *vt) BT_NODISCARD;
+struct bt_http_stream *bt_http_stream_new(struct bt_http_conn *c,
+                                          const struct bt_http_vt *vt) BT_NODISCARD;
 /* Top: head is finished and req can be filled. false: malformed (":path" missing …). */
 bool bt_http_stream_fill_request(struct bt_http_stream *s, int version) BT_NODISCARD;
 void bt_http_stream_on_request(struct bt_http_stream *s);
@@ -111,7 +117,8 @@ void bt_http_stream_on_request(struct bt_http_stream *s);
 bool bt_http_stream_on_data(struct bt_http_stream *s, const char *data, size_t len) BT_NODISCARD;
 void bt_http_stream_on_end(struct bt_http_stream *s);
 void bt_http_stream_check_writable(struct bt_http_stream *s);
-void bt_http_stream_set_why(struct bt_http_stream *s, enum bt_http_close why); /* first one counts */
+void bt_http_stream_set_why(struct bt_http_stream *s,
+                            enum bt_http_close why); /* first one counts */
 /* Top: reports on_close, unless done. */
 void bt_http_stream_report(struct bt_http_stream *s, enum bt_http_close why);
 /* Top: reports on_close, unlinks, frees. */
@@ -121,7 +128,7 @@ void bt_http_stream_reply_error(struct bt_http_stream *s, int status, const char
 
 /* ---- connections ---- */
 
-struct bt_http_env { /* one per server or channel; outlives its connections */
+struct bt_http_env {                 /* one per server or channel; outlives its connections */
     struct bt_http_server_opts opts; /* defaults applied; its strings are not used */
     /* true: took the request (content-type application/grpc) */
     bool (*grpc)(struct bt_http_stream *s, const struct bt_http_request *req, void *arg);
@@ -147,8 +154,8 @@ struct bt_http_conn {
     char peer[BT_ADDR_TEXT_MAX];
     bool tls, client;
     bool draining;
-    bool broken;  /* cut the transport now */
-    bool goaway;  /* client: the server takes no more streams */
+    bool broken;   /* cut the transport now */
+    bool goaway;   /* client: the server takes no more streams */
     bool ping_out; /* client: a keepalive PING is unanswered */
     unsigned char sniff[24];
     size_t n_sniff;
@@ -166,7 +173,8 @@ void bt_http_conn_pull(struct bt_http_conn *c, uint64_t now_ns, struct bt_buf *o
 bool bt_http_conn_want_read(const struct bt_http_conn *c);
 bool bt_http_conn_finished(const struct bt_http_conn *c);
 void bt_http_conn_drain(struct bt_http_conn *c);
-/* Reports on_close for all streams, whose memory stays until destroy: may be called inside a callback. */
+/* Reports on_close for all streams, whose memory stays until destroy: may be called inside a
+ * callback. */
 void bt_http_conn_abandon(struct bt_http_conn *c, enum bt_http_close why);
 void bt_http_conn_destroy(struct bt_http_conn *c, enum bt_http_close why);
 
@@ -191,8 +199,10 @@ void bt_http2_tick(struct bt_http2 *h);
 void bt_http2_pull(struct bt_http2 *h, struct bt_buf *out, size_t max);
 bool bt_http2_finished(const struct bt_http2 *h);
 void bt_http2_drain(struct bt_http2 *h);
-/* Client: opens a stream; headers include the pseudo ones, in order. NULL: no memory, or ids used up. */
-struct bt_http_stream *bt_http2_request(struct bt_http_conn *c, const struct bt_http_header *headers,
+/* Client: opens a stream; headers include the pseudo ones, in order. NULL: no memory, or ids used
+ * up. */
+struct bt_http_stream *bt_http2_request(struct bt_http_conn *c,
+                                        const struct bt_http_header *headers,
                                         size_t n) BT_NODISCARD;
 void bt_http2_ping(struct bt_http2 *h);
 

@@ -1,5 +1,5 @@
-/* The listening side: accepts, gives each connection a transport and a protocol core, ticks them, drains and closes. It
- * knows no HTTP beyond what http_int.h offers. */
+/* The listening side: accepts, gives each connection a transport and a protocol core, ticks them,
+ * drains and closes. It knows no HTTP beyond what http_int.h offers. */
 
 #include "net/http.h"
 #include "net/http_server_int.h"
@@ -132,8 +132,8 @@ static void unlink_conn(struct server_conn *sc)
 static void on_gone(void *core, enum bt_tcp_gone how, const char *why)
 {
     static const enum bt_http_close reasons[] = {
-        [BT_TCP_GONE_FINISHED] = BT_HTTP_CLOSE_DONE,   [BT_TCP_GONE_PEER] = BT_HTTP_CLOSE_PEER,
-        [BT_TCP_GONE_ERROR] = BT_HTTP_CLOSE_ERROR,     [BT_TCP_GONE_TIMEOUT] = BT_HTTP_CLOSE_TIMEOUT,
+        [BT_TCP_GONE_FINISHED] = BT_HTTP_CLOSE_DONE, [BT_TCP_GONE_PEER] = BT_HTTP_CLOSE_PEER,
+        [BT_TCP_GONE_ERROR] = BT_HTTP_CLOSE_ERROR,   [BT_TCP_GONE_TIMEOUT] = BT_HTTP_CLOSE_TIMEOUT,
         [BT_TCP_GONE_CLOSED] = BT_HTTP_CLOSE_SERVER,
     };
     struct server_conn *sc = core;
@@ -197,8 +197,8 @@ static enum bt_status open_conn(struct bt_http_server *sv)
     }
     st = bt_tcp_accept(sc->tcp, &sv->listener);
     if (st == BT_OK) {
-        sc->core = bt_http_conn_create(&sv->env, sc->tcp->peer, sv->tls != NULL, false, bt_clock_ns(), kick,
-                                       sc);
+        sc->core = bt_http_conn_create(&sv->env, sc->tcp->peer, sv->tls != NULL, false,
+                                       bt_clock_ns(), kick, sc);
         st = sc->core != NULL ? BT_OK : BT_ERR_NOMEM;
     }
     if (st != BT_OK) {
@@ -278,7 +278,8 @@ static uint64_t tick_for(const struct bt_http_server_opts *o)
 
 /* ---- life ---- */
 
-static enum bt_status bind_listener(struct bt_http_server *sv, const struct bt_hostport *hp, struct bt_err *err)
+static enum bt_status bind_listener(struct bt_http_server *sv, const struct bt_hostport *hp,
+                                    struct bt_err *err)
 {
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE}, *ai = NULL;
     char port[8];
@@ -294,7 +295,8 @@ static enum bt_status bind_listener(struct bt_http_server *sv, const struct bt_h
         rc = uv_listen((uv_stream_t *)&sv->listener, BACKLOG, on_connection);
     }
     if (rc != 0) {
-        return bt_err_set(err, BT_ERR_IO, "listen %s:%u: %s", hp->host, (unsigned)hp->port, uv_strerror(rc));
+        return bt_err_set(err, BT_ERR_IO, "listen %s:%u: %s", hp->host, (unsigned)hp->port,
+                          uv_strerror(rc));
     }
     struct sockaddr_storage ss;
     struct bt_hostport bound = {.port = 0};
@@ -323,7 +325,8 @@ static void on_listener_closed(uv_handle_t *h)
     }
 }
 
-static enum bt_status open_tls(struct bt_http_server *sv, const struct bt_http_server_opts *o, struct bt_err *err)
+static enum bt_status open_tls(struct bt_http_server *sv, const struct bt_http_server_opts *o,
+                               struct bt_err *err)
 {
     if ((o->tls_cert == NULL) != (o->tls_key == NULL)) {
         return bt_err_set(err, BT_ERR_INVALID, "tls needs both a certificate and a key");
@@ -398,7 +401,8 @@ uint32_t bt_http_server_streams(const struct bt_http_server *sv)
 }
 
 void bt_http_server_set_grpc(struct bt_http_server *sv,
-                             bool (*fn)(struct bt_http_stream *s, const struct bt_http_request *req, void *arg),
+                             bool (*fn)(struct bt_http_stream *s, const struct bt_http_request *req,
+                                        void *arg),
                              void *arg)
 {
     sv->env.grpc = fn;

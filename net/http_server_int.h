@@ -8,7 +8,8 @@
 
 /* fn returns true if it took the request; called before on_request. */
 void bt_http_server_set_grpc(struct bt_http_server *sv,
-                             bool (*fn)(struct bt_http_stream *s, const struct bt_http_request *req, void *arg),
+                             bool (*fn)(struct bt_http_stream *s, const struct bt_http_request *req,
+                                        void *arg),
                              void *arg);
 
 #endif

@@ -1,5 +1,5 @@
-/* What an exchange is in both versions: header blocks, the request view, limits of the body, the order of callbacks. It
- * knows no wire format. */
+/* What an exchange is in both versions: header blocks, the request view, limits of the body, the
+ * order of callbacks. It knows no wire format. */
 
 #include "net/http.h"
 #include "net/http_int.h"
@@ -71,7 +71,8 @@ static bool value_ok(const char *v, size_t n)
 }
 
 enum bt_hstore_result bt_hstore_add(struct bt_hstore *h, const char *name, size_t name_len,
-                                    const char *value, size_t value_len, size_t bytes_max, size_t n_max)
+                                    const char *value, size_t value_len, size_t bytes_max,
+                                    size_t n_max)
 {
     if (h->n >= n_max || name_len > bytes_max || value_len > bytes_max ||
         h->text.len + name_len + value_len + 2 > bytes_max) {
@@ -477,8 +478,8 @@ const struct bt_http_request *bt_http_stream_request(const struct bt_http_stream
     return &s->req;
 }
 
-static void respond(struct bt_http_stream *s, int status, const struct bt_http_header *headers, size_t n,
-                    bool end)
+static void respond(struct bt_http_stream *s, int status, const struct bt_http_header *headers,
+                    size_t n, bool end)
 {
     if (s->responded || s->closed) {
         if (!s->closed && !s->rejected) {
@@ -496,12 +497,14 @@ static void respond(struct bt_http_stream *s, int status, const struct bt_http_h
     }
 }
 
-void bt_http_respond(struct bt_http_stream *s, int status, const struct bt_http_header *headers, size_t n)
+void bt_http_respond(struct bt_http_stream *s, int status, const struct bt_http_header *headers,
+                     size_t n)
 {
     respond(s, status, headers, n, false);
 }
 
-void bt_http_respond_end(struct bt_http_stream *s, int status, const struct bt_http_header *headers, size_t n)
+void bt_http_respond_end(struct bt_http_stream *s, int status, const struct bt_http_header *headers,
+                         size_t n)
 {
     respond(s, status, headers, n, true);
 }
@@ -530,7 +533,8 @@ size_t bt_http_queued(const struct bt_http_stream *s)
     return s->closed ? 0 : s->vt->queued(s);
 }
 
-void bt_http_end_with_trailers(struct bt_http_stream *s, const struct bt_http_header *trailers, size_t n)
+void bt_http_end_with_trailers(struct bt_http_stream *s, const struct bt_http_header *trailers,
+                               size_t n)
 {
     if (s->ended || s->closed) {
         return;

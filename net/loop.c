@@ -1,5 +1,6 @@
-/* The loop object: a uv_loop_t with a pairing heap of timers behind one uv_timer_t, a list of deferred calls behind one
- * uv_idle_t, and wrappers for async, pool work and signals. It knows nothing of sockets or protocols. */
+/* The loop object: a uv_loop_t with a pairing heap of timers behind one uv_timer_t, a list of
+ * deferred calls behind one uv_idle_t, and wrappers for async, pool work and signals. It knows
+ * nothing of sockets or protocols. */
 
 #include "net/loop.h"
 #include "net/loop_int.h"
@@ -41,7 +42,8 @@ static struct bt_timer *heap_merge(struct bt_timer *a, struct bt_timer *b)
     return a;
 }
 
-/* The usual two passes: pairs from left to right, then all into one. Iterative: a list may be long. */
+/* The usual two passes: pairs from left to right, then all into one. Iterative: a list may be long.
+ */
 static struct bt_timer *heap_merge_list(struct bt_timer *first)
 {
     struct bt_timer *pairs = NULL;
@@ -104,7 +106,8 @@ static void arm(struct bt_net_loop *l)
     }
     uint64_t now = bt_clock_ns();
     uint64_t ms = due > now ? (due - now + BT_NS_PER_MS - 1) / BT_NS_PER_MS : 0;
-    uv_update_time(&l->uv); /* libuv counts from its cached time, which may be old by a long callback */
+    uv_update_time(
+        &l->uv); /* libuv counts from its cached time, which may be old by a long callback */
     (void)uv_timer_start(&l->timer, on_uv_timer, ms, 0); /* fails only without a callback */
     l->armed_ns = due;
 }
@@ -130,7 +133,8 @@ void bt_timer_start(struct bt_net_loop *l, struct bt_timer *t, uint64_t delay_ns
         heap_remove(l, t);
     }
     uint64_t now = bt_clock_ns();
-    /* A timer started with no delay inside a timer callback must not run in the same round for ever. */
+    /* A timer started with no delay inside a timer callback must not run in the same round for
+     * ever. */
     t->due_ns = delay_ns > UINT64_MAX - now ? UINT64_MAX : now + (delay_ns > 0 ? delay_ns : 1);
     t->fn = fn;
     t->arg = arg;
@@ -159,7 +163,8 @@ static void task_unlink(struct bt_task *t)
     t->queued = false;
 }
 
-/* Runs what is queued now; what these calls queue waits for the next turn, so that I/O gets its share. */
+/* Runs what is queued now; what these calls queue waits for the next turn, so that I/O gets its
+ * share. */
 static void on_idle(uv_idle_t *h)
 {
     struct bt_net_loop *l = h->data;
@@ -461,8 +466,8 @@ static void signal_on_closed(uv_handle_t *h)
     bt_free(h->data);
 }
 
-enum bt_status bt_net_signal_start(struct bt_net_loop *l, int signum, bt_net_signal_fn *fn, void *arg,
-                                   struct bt_net_signal **out)
+enum bt_status bt_net_signal_start(struct bt_net_loop *l, int signum, bt_net_signal_fn *fn,
+                                   void *arg, struct bt_net_signal **out)
 {
     struct bt_net_signal *s = bt_calloc(1, sizeof *s);
 

@@ -1,9 +1,10 @@
 #ifndef BT_NET_LOOP_H
 #define BT_NET_LOOP_H
 
-/* One libuv loop and the small things every daemon hangs on it: timers, deferred calls, an inbox from other
- * threads, work on the libuv pool, signals. Everything belongs to the thread that runs the loop, except
- * bt_inbox_post() and bt_net_loop_wake_stop(). Callbacks run on the loop thread and must stay under 1 ms. */
+/* One libuv loop and the small things every daemon hangs on it: timers, deferred calls, an inbox
+ * from other threads, work on the libuv pool, signals. Everything belongs to the thread that runs
+ * the loop, except bt_inbox_post() and bt_net_loop_wake_stop(). Callbacks run on the loop thread
+ * and must stay under 1 ms. */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -25,15 +26,16 @@ void bt_net_loop_step(struct bt_net_loop *l, uint64_t timeout_ns);
 void bt_net_loop_stop(struct bt_net_loop *l);
 /* The same from any thread. */
 void bt_net_loop_wake_stop(struct bt_net_loop *l);
-/* Everything created on the loop must be closed or destroyed first (their memory may still be pending: it is
- * released here). A handle left open is a bug and asserts. */
+/* Everything created on the loop must be closed or destroyed first (their memory may still be
+ * pending: it is released here). A handle left open is a bug and asserts. */
 void bt_net_loop_destroy(struct bt_net_loop *l);
 /* For rooms that poll their own descriptors with libuv. */
 struct uv_loop_s *bt_net_loop_uv(struct bt_net_loop *l);
 /* Monotonic time, bt_clock_ns(). */
 uint64_t bt_net_loop_now(const struct bt_net_loop *l);
 
-/* ---- timers: embedded in the caller's struct, zero-initialised is stopped, starting cannot fail ---- */
+/* ---- timers: embedded in the caller's struct, zero-initialised is stopped, starting cannot fail
+ * ---- */
 
 struct bt_timer;
 typedef void bt_timer_fn(struct bt_timer *t, void *arg);
@@ -60,7 +62,8 @@ struct bt_task {
     void *arg;
     bool queued;
 };
-void bt_task_defer(struct bt_net_loop *l, struct bt_task *t, bt_task_fn *fn, void *arg); /* queued: no-op */
+void bt_task_defer(struct bt_net_loop *l, struct bt_task *t, bt_task_fn *fn,
+                   void *arg); /* queued: no-op */
 void bt_task_cancel(struct bt_net_loop *l, struct bt_task *t);
 
 /* ---- inbox: fixed-size messages from any thread, one coalesced wake ---- */
@@ -77,8 +80,8 @@ void bt_inbox_destroy(struct bt_inbox *in);
 
 /* ---- work on the libuv pool ---- */
 
-/* work runs on a pool thread, then done on the loop thread, exactly once (also after a refused start: never).
- * work must touch only what arg gives it. */
+/* work runs on a pool thread, then done on the loop thread, exactly once (also after a refused
+ * start: never). work must touch only what arg gives it. */
 enum bt_status bt_net_work(struct bt_net_loop *l, void (*work)(void *arg), void (*done)(void *arg),
                            void *arg) BT_NODISCARD;
 
@@ -86,8 +89,8 @@ enum bt_status bt_net_work(struct bt_net_loop *l, void (*work)(void *arg), void 
 
 struct bt_net_signal;
 typedef void bt_net_signal_fn(void *arg, int signum);
-enum bt_status bt_net_signal_start(struct bt_net_loop *l, int signum, bt_net_signal_fn *fn, void *arg,
-                                   struct bt_net_signal **out) BT_NODISCARD;
+enum bt_status bt_net_signal_start(struct bt_net_loop *l, int signum, bt_net_signal_fn *fn,
+                                   void *arg, struct bt_net_signal **out) BT_NODISCARD;
 void bt_net_signal_stop(struct bt_net_signal *s); /* frees it; NULL is legal */
 
 #ifdef __cplusplus

@@ -1,8 +1,8 @@
 #ifndef BT_NET_LOOP_INT_H
 #define BT_NET_LOOP_INT_H
 
-/* Inside net/ only: the loop's insides, and buffers that all its connections share (a read and its handling never
- * overlap another's on one thread). */
+/* Inside net/ only: the loop's insides, and buffers that all its connections share (a read and its
+ * handling never overlap another's on one thread). */
 
 #include <uv.h>
 

@@ -1,8 +1,8 @@
 #ifndef BT_NET_PB_WIRE_H
 #define BT_NET_PB_WIRE_H
 
-/* Inside net/ only: the protobuf wire format, field by field. Reflection walks descriptors and answers in a handful of
- * fields; generated code would not make that shorter. */
+/* Inside net/ only: the protobuf wire format, field by field. Reflection walks descriptors and
+ * answers in a handful of fields; generated code would not make that shorter. */
 
 #include <stdbool.h>
 #include <stddef.h>

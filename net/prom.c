@@ -1,4 +1,5 @@
-/* Prometheus text: histograms as plain values, and the lines of the exposition format. It knows no metric by name. */
+/* Prometheus text: histograms as plain values, and the lines of the exposition format. It knows no
+ * metric by name. */
 
 #include "net/prom.h"
 
@@ -170,16 +171,16 @@ void bt_prom_head(struct bt_buf *b, const char *name, enum bt_prom_type type, co
     bt_buf_addf(b, "\n# TYPE %s %s\n", name, types[type]);
 }
 
-void bt_prom_f64(struct bt_buf *b, const char *name, const struct bt_prom_label *labels, size_t n_labels,
-                 double value)
+void bt_prom_f64(struct bt_buf *b, const char *name, const struct bt_prom_label *labels,
+                 size_t n_labels, double value)
 {
     add_series(b, name, "", labels, n_labels, NULL);
     add_number(b, value);
     bt_buf_addc(b, '\n');
 }
 
-void bt_prom_u64(struct bt_buf *b, const char *name, const struct bt_prom_label *labels, size_t n_labels,
-                 uint64_t value)
+void bt_prom_u64(struct bt_buf *b, const char *name, const struct bt_prom_label *labels,
+                 size_t n_labels, uint64_t value)
 {
     add_series(b, name, "", labels, n_labels, NULL);
     bt_buf_addf(b, "%" PRIu64 "\n", value);

@@ -1,5 +1,5 @@
-/* One TCP connection on libuv, optionally through TLS. It moves bytes between the socket and a protocol core and knows
- * when to stop reading, how to close; it knows no protocol. */
+/* One TCP connection on libuv, optionally through TLS. It moves bytes between the socket and a
+ * protocol core and knows when to stop reading, how to close; it knows no protocol. */
 
 #include "net/tcp_int.h"
 
@@ -10,9 +10,9 @@
 #include "base/clock.h"
 #include "base/mem.h"
 
-#define LINGER_NS      (2 * BT_NS_PER_S)
-#define FLUSH_ROUNDS   4
-#define REST_KEEP      ((size_t)16 << 10)
+#define LINGER_NS       (2 * BT_NS_PER_S)
+#define FLUSH_ROUNDS    4
+#define REST_KEEP       ((size_t)16 << 10)
 #define TCP_KEEPALIVE_S 30
 
 static void flush(struct bt_tcp *t);
@@ -102,11 +102,10 @@ static void deliver_tls(struct bt_tcp *t, const char *data, size_t len)
             (void)uv_try_write((uv_stream_t *)&t->tcp, &b, 1); /* best effort before closing */
         }
         bt_buf_fini(&alert);
-        t->eof = true; /* after that alert: an orderly close */
         char why[256];
         (void)snprintf(why, sizeof why, "tls: %s", bt_tls_error(t->tls));
         if (!t->closing) {
-            close_handle(t, false);
+            close_handle(t, false); /* no reset: the alert should arrive */
             t->ops->on_gone(t->core, BT_TCP_GONE_ERROR, why);
         }
     }
@@ -136,7 +135,8 @@ static void on_read(uv_stream_t *s, ssize_t n, const uv_buf_t *buf)
         return;
     }
     if (t->lingering) {
-        return; /* thrown away: only so that the peer's unread bytes do not turn our close into a reset */
+        return; /* thrown away: only so that the peer's unread bytes do not turn our close into a
+                   reset */
     }
     if (t->tls != NULL) {
         deliver_tls(t, buf->base, (size_t)n);
@@ -247,7 +247,8 @@ static struct bt_buf *next_output(struct bt_tcp *t)
     return bt_tls_output(t->tls, wire) && !wire->failed ? wire : NULL;
 }
 
-/* Writes what the socket takes now, and leaves the rest to one write request. false: connection gone. */
+/* Writes what the socket takes now, and leaves the rest to one write request. false: connection
+ * gone. */
 static bool send_out(struct bt_tcp *t, const struct bt_buf *out)
 {
     uv_buf_t b = uv_buf_init(out->data, (unsigned)out->len);

@@ -1,11 +1,13 @@
 #ifndef BT_NET_TCP_INT_H
 #define BT_NET_TCP_INT_H
 
-/* Inside net/ only: one TCP connection, with TLS or without, under a protocol core that does no I/O.
+/* Inside net/ only: one TCP connection, with TLS or without, under a protocol core that does no
+ * I/O.
  *
- * The transport reads and calls on_bytes; when told that output waits (bt_tcp_kick) or after reading, it pulls
- * output from the core, one write in flight; when the core says that it is finished it closes, after the peer had time
- * to read. on_gone comes exactly once, never inside a call of the core's user, and is the last call. */
+ * The transport reads and calls on_bytes; when told that output waits (bt_tcp_kick) or after
+ * reading, it pulls output from the core, one write in flight; when the core says that it is
+ * finished it closes, after the peer had time to read. on_gone comes exactly once, never inside a
+ * call of the core's user, and is the last call. */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -25,14 +27,19 @@ enum bt_tcp_gone {
 };
 
 struct bt_tcp_ops {
-    /* The connection is up (client) and TLS is agreed; h2: ALPN chose it. Server without TLS: not called. */
+    /* The connection is up (client) and TLS is agreed; h2: ALPN chose it. Server without TLS: not
+     * called. */
     void (*on_ready)(void *core, bool h2);
     void (*on_bytes)(void *core, const char *data, size_t len);
     void (*on_eof)(void *core);
     /* Appends about max bytes to out. */
     void (*pull)(void *core, struct bt_buf *out, size_t max);
     bool (*want_read)(void *core);
-    enum bt_tcp_core { BT_TCP_CORE_OPEN, BT_TCP_CORE_FINISHED, BT_TCP_CORE_BROKEN } (*state)(void *core);
+    enum bt_tcp_core {
+        BT_TCP_CORE_OPEN,
+        BT_TCP_CORE_FINISHED,
+        BT_TCP_CORE_BROKEN
+    } (*state)(void *core);
     void (*on_gone)(void *core, enum bt_tcp_gone how, const char *why);
 };
 
@@ -65,7 +72,8 @@ enum bt_status bt_tcp_connect(struct bt_tcp *t, const struct bt_hostport *to, ui
 void bt_tcp_kick(struct bt_tcp *t);
 /* The write in flight moved nothing for timeout_ns: closes (on_gone(TIMEOUT)) and returns true. */
 bool bt_tcp_check_stuck(struct bt_tcp *t, uint64_t now_ns, uint64_t timeout_ns);
-/* Closes at once; on_gone(CLOSED) comes inside unless quiet. Not inside one of the core's callbacks. */
+/* Closes at once; on_gone(CLOSED) comes inside unless quiet. Not inside one of the core's
+ * callbacks. */
 void bt_tcp_close(struct bt_tcp *t, bool quiet);
 
 #endif

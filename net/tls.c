@@ -1,4 +1,5 @@
-/* TLS over memory BIOs: bytes in, bytes out. It knows OpenSSL and nothing of sockets, HTTP or time. */
+/* TLS over memory BIOs: bytes in, bytes out. It knows OpenSSL and nothing of sockets, HTTP or time.
+ */
 
 #include "net/tls_int.h"
 
@@ -84,7 +85,8 @@ enum bt_status bt_tls_server_ctx(const char *cert, const char *key, struct bt_tl
     }
     if (SSL_CTX_use_certificate_chain_file(c->ctx, cert) != 1) {
         bt_tls_ctx_destroy(c);
-        return bt_err_set(err, BT_ERR_IO, "certificate %s: %s", cert, openssl_reason(why, sizeof why));
+        return bt_err_set(err, BT_ERR_IO, "certificate %s: %s", cert,
+                          openssl_reason(why, sizeof why));
     }
     if (SSL_CTX_use_PrivateKey_file(c->ctx, key, SSL_FILETYPE_PEM) != 1 ||
         SSL_CTX_check_private_key(c->ctx) != 1) {
@@ -159,7 +161,8 @@ struct bt_tls *bt_tls_create(struct bt_tls_ctx *c, const char *host)
             goto err;
         }
         SSL_set_connect_state(t->ssl);
-        (void)SSL_do_handshake(t->ssl); /* only writes the first message; failures show up in the feed */
+        (void)SSL_do_handshake(
+            t->ssl); /* only writes the first message; failures show up in the feed */
         ERR_clear_error();
     } else {
         SSL_set_accept_state(t->ssl);
@@ -184,7 +187,8 @@ static enum bt_status fail(struct bt_tls *t)
     long verify = SSL_get_verify_result(t->ssl);
 
     if (verify != X509_V_OK) {
-        (void)snprintf(t->why, sizeof t->why, "certificate: %s", X509_verify_cert_error_string(verify));
+        (void)snprintf(t->why, sizeof t->why, "certificate: %s",
+                       X509_verify_cert_error_string(verify));
         ERR_clear_error();
     } else {
         (void)openssl_reason(t->why, sizeof t->why);
@@ -192,7 +196,8 @@ static enum bt_status fail(struct bt_tls *t)
     return BT_ERR_PROTOCOL;
 }
 
-enum bt_status bt_tls_feed(struct bt_tls *t, const char *data, size_t len, struct bt_buf *plain, bool *eof)
+enum bt_status bt_tls_feed(struct bt_tls *t, const char *data, size_t len, struct bt_buf *plain,
+                           bool *eof)
 {
     *eof = false;
     if (len > INT_MAX || BIO_write(t->in, data, (int)len) != (int)len) {

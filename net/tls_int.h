@@ -1,8 +1,8 @@
 #ifndef BT_NET_TLS_INT_H
 #define BT_NET_TLS_INT_H
 
-/* Inside net/ only: TLS as a converter of bytes, without sockets. A context is shared by connections of one
- * server or channel; one thread. */
+/* Inside net/ only: TLS as a converter of bytes, without sockets. A context is shared by
+ * connections of one server or channel; one thread. */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -24,8 +24,9 @@ void bt_tls_ctx_destroy(struct bt_tls_ctx *c);
 struct bt_tls *bt_tls_create(struct bt_tls_ctx *c, const char *host) BT_NODISCARD;
 void bt_tls_destroy(struct bt_tls *t);
 
-/* Takes bytes from the wire; appends what they decrypt to into plain. *eof: the peer said close_notify.
- * BT_ERR_PROTOCOL: handshake or record failed (bt_tls_error() says why). Handshake answers wait in bt_tls_output(). */
+/* Takes bytes from the wire; appends what they decrypt to into plain. *eof: the peer said
+ * close_notify. BT_ERR_PROTOCOL: handshake or record failed (bt_tls_error() says why). Handshake
+ * answers wait in bt_tls_output(). */
 enum bt_status bt_tls_feed(struct bt_tls *t, const char *data, size_t len, struct bt_buf *plain,
                            bool *eof) BT_NODISCARD;
 bool bt_tls_ready(const struct bt_tls *t); /* handshake done */

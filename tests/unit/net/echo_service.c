@@ -108,7 +108,8 @@ void echo_on_request(struct bt_http_stream *s, const struct bt_http_request *req
     if (strcmp(req->path, "/echo") == 0) {
         e->echo = true;
     } else if (strcmp(req->path, "/chunks") == 0) {
-        unsigned long n = bt_http_query_get(req->query, "n", text, sizeof text) ? strtoul(text, NULL, 10) : 3;
+        unsigned long n =
+            bt_http_query_get(req->query, "n", text, sizeof text) ? strtoul(text, NULL, 10) : 3;
         struct bt_http_header h = {"content-type", "text/event-stream"};
         bt_http_respond(s, 200, &h, 1);
         for (unsigned long i = 0; i < n; i++) {
@@ -183,7 +184,8 @@ static void unary_on_message(struct bt_grpc_call *c, void *user, const uint8_t *
 
 static void on_unary(struct bt_grpc_call *c, void *stats)
 {
-    static const struct bt_grpc_events ev = {.on_message = unary_on_message, .on_close = call_on_close};
+    static const struct bt_grpc_events ev = {.on_message = unary_on_message,
+                                             .on_close = call_on_close};
 
     bind_call(c, stats, &ev);
 }
@@ -203,7 +205,8 @@ static void count_on_message(struct bt_grpc_call *c, void *user, const uint8_t *
 
 static void on_count(struct bt_grpc_call *c, void *stats)
 {
-    static const struct bt_grpc_events ev = {.on_message = count_on_message, .on_close = call_on_close};
+    static const struct bt_grpc_events ev = {.on_message = count_on_message,
+                                             .on_close = call_on_close};
 
     bind_call(c, stats, &ev);
 }
@@ -224,8 +227,9 @@ static void chat_on_half_close(struct bt_grpc_call *c, void *user)
 
 static void on_chat(struct bt_grpc_call *c, void *stats)
 {
-    static const struct bt_grpc_events ev = {
-        .on_message = chat_on_message, .on_half_close = chat_on_half_close, .on_close = call_on_close};
+    static const struct bt_grpc_events ev = {.on_message = chat_on_message,
+                                             .on_half_close = chat_on_half_close,
+                                             .on_close = call_on_close};
 
     bind_call(c, stats, &ev);
 }
@@ -233,12 +237,14 @@ static void on_chat(struct bt_grpc_call *c, void *stats)
 static void fail_on_message(struct bt_grpc_call *c, void *user, const uint8_t *data, size_t len)
 {
     (void)user;
-    bt_grpc_fail_retry(c, (enum bt_grpc_status)number_of(data, len), 1500 * BT_NS_PER_MS, "müde %d%%", 100);
+    bt_grpc_fail_retry(c, (enum bt_grpc_status)number_of(data, len), 1500 * BT_NS_PER_MS,
+                       "müde %d%%", 100);
 }
 
 static void on_fail(struct bt_grpc_call *c, void *stats)
 {
-    static const struct bt_grpc_events ev = {.on_message = fail_on_message, .on_close = call_on_close};
+    static const struct bt_grpc_events ev = {.on_message = fail_on_message,
+                                             .on_close = call_on_close};
 
     bind_call(c, stats, &ev);
 }
@@ -277,8 +283,9 @@ static void flood_on_message(struct bt_grpc_call *c, void *user, const uint8_t *
 
 static void on_flood(struct bt_grpc_call *c, void *stats)
 {
-    static const struct bt_grpc_events ev = {
-        .on_message = flood_on_message, .on_writable = flood_on_writable, .on_close = call_on_close};
+    static const struct bt_grpc_events ev = {.on_message = flood_on_message,
+                                             .on_writable = flood_on_writable,
+                                             .on_close = call_on_close};
 
     bind_call(c, stats, &ev);
 }

@@ -1,12 +1,13 @@
 #ifndef BT_TESTS_ECHO_SERVICE_H
 #define BT_TESTS_ECHO_SERVICE_H
 
-/* HTTP paths and the gRPC service baton.test.Echo that the tests of net/ talk to. Messages are plain bytes.
- *   HTTP  POST /echo  answers the body          GET /chunks?n=N  N server-sent events
+/* HTTP paths and the gRPC service baton.test.Echo that the tests of net/ talk to. Messages are
+ * plain bytes. HTTP  POST /echo  answers the body          GET /chunks?n=N  N server-sent events
  *         GET /flood  64 MiB in 64 KiB pieces, minding the queue; else "hello\n"
  *   gRPC  Unary   echoes                        Count  text N: messages "0" … N-1, then OK
- *         Chat    echoes each message           Fail   text N: status N, message "müde 100%", retry after 1.5 s
- *         Hang    never answers                 Flood  64 MiB in 64 KiB messages, minding the queue */
+ *         Chat    echoes each message           Fail   text N: status N, message "müde 100%", retry
+ * after 1.5 s Hang    never answers                 Flood  64 MiB in 64 KiB messages, minding the
+ * queue */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -14,7 +15,8 @@
 #include "net/http.h"
 
 struct echo_stats {
-    int closed_done, closed_peer, closed_timeout, closed_limit, closed_server, closed_other; /* HTTP streams */
+    int closed_done, closed_peer, closed_timeout, closed_limit, closed_server,
+        closed_other; /* HTTP streams */
     int calls_open, calls_finished, calls_cancelled, calls_deadline, calls_failed; /* gRPC */
     size_t queued_max;
 };

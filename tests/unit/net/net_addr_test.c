@@ -41,7 +41,8 @@ static bool loopback(const char *text)
 static void test_sockaddr(void)
 {
     struct sockaddr_in in = {.sin_family = AF_INET, .sin_port = htons(80)};
-    struct sockaddr_in6 in6 = {.sin6_family = AF_INET6, .sin6_port = htons(81), .sin6_addr = IN6ADDR_LOOPBACK_INIT};
+    struct sockaddr_in6 in6 = {
+        .sin6_family = AF_INET6, .sin6_port = htons(81), .sin6_addr = IN6ADDR_LOOPBACK_INIT};
     struct bt_hostport hp;
     char out[BT_ADDR_TEXT_MAX];
 
@@ -59,7 +60,8 @@ struct resolved {
     struct bt_hostport first;
 };
 
-static void on_resolved(void *arg, enum bt_status st, const struct bt_hostport *addrs, size_t n, const char *why)
+static void on_resolved(void *arg, enum bt_status st, const struct bt_hostport *addrs, size_t n,
+                        const char *why)
 {
     struct resolved *r = arg;
 
@@ -116,7 +118,8 @@ int main(void)
     bad("a b:1");
     bad("http://a:1");
     CHECK(loopback("127.1.2.3:1") && loopback("localhost:1") && loopback("[::1]:1"));
-    CHECK(loopback("[::ffff:127.0.0.1]:1") && !loopback("10.0.0.1:1") && !loopback("[::2]:1") && !loopback("x:1"));
+    CHECK(loopback("[::ffff:127.0.0.1]:1") && !loopback("10.0.0.1:1") && !loopback("[::2]:1") &&
+          !loopback("x:1"));
     CHECK_EQ(bt_hostport_parse(":1", -1, &hp, NULL), BT_OK);
     CHECK(bt_hostport_is_any(&hp));
     test_sockaddr();

@@ -1,5 +1,5 @@
-/* A small server for net_interop.py and for trying things by hand: the services of echo_service.h on 127.0.0.1.
- * Prints its port; SIGTERM ends it, SIGUSR1 flips the health of baton.test.Echo.
+/* A small server for net_interop.py and for trying things by hand: the services of echo_service.h
+ * on 127.0.0.1. Prints its port; SIGTERM ends it, SIGUSR1 flips the health of baton.test.Echo.
  * usage: net_demo [CERT.pem KEY.pem] */
 
 #include <signal.h>
@@ -29,7 +29,8 @@ static void on_usr1(void *arg, int signum)
     (void)signum;
     d->sick = !d->sick;
     if (bt_grpc_health_set(d->grpc, "baton.test.Echo",
-                           d->sick ? BT_GRPC_HEALTH_NOT_SERVING : BT_GRPC_HEALTH_SERVING) != BT_OK) {
+                           d->sick ? BT_GRPC_HEALTH_NOT_SERVING : BT_GRPC_HEALTH_SERVING) !=
+        BT_OK) {
         fprintf(stderr, "health_set failed\n");
     }
 }
@@ -41,14 +42,17 @@ int main(int argc, char **argv)
     struct bt_http_server *sv = NULL;
     struct bt_net_signal *term = NULL, *usr1 = NULL;
     struct bt_err err = {.msg = ""};
-    struct bt_http_server_opts o = {
-        .listen = "127.0.0.1:0", .on_request = echo_on_request, .arg = &stats, .body_bytes_max = 1 << 20};
+    struct bt_http_server_opts o = {.listen = "127.0.0.1:0",
+                                    .on_request = echo_on_request,
+                                    .arg = &stats,
+                                    .body_bytes_max = 1 << 20};
 
     if (argc > 2) {
         o.tls_cert = argv[1];
         o.tls_key = argv[2];
     }
-    if (bt_net_loop_create(&d.loop) != BT_OK || bt_grpc_server_create(d.loop, NULL, &d.grpc) != BT_OK ||
+    if (bt_net_loop_create(&d.loop) != BT_OK ||
+        bt_grpc_server_create(d.loop, NULL, &d.grpc) != BT_OK ||
         bt_grpc_server_add(d.grpc, echo_methods, echo_n_methods, &stats) != BT_OK ||
         bt_grpc_health_set(d.grpc, "baton.test.Echo", BT_GRPC_HEALTH_SERVING) != BT_OK ||
         bt_http_server_create(d.loop, &o, &sv, &err) != BT_OK ||
@@ -66,7 +70,7 @@ int main(int argc, char **argv)
     bt_http_server_close(sv);
     bt_grpc_server_destroy(d.grpc);
     bt_net_loop_destroy(d.loop);
-    printf("open %d finished %d cancelled %d deadline %d failed %d\n", stats.calls_open, stats.calls_finished,
-           stats.calls_cancelled, stats.calls_deadline, stats.calls_failed);
+    printf("open %d finished %d cancelled %d deadline %d failed %d\n", stats.calls_open,
+           stats.calls_finished, stats.calls_cancelled, stats.calls_deadline, stats.calls_failed);
     return stats.calls_open == 0 ? 0 : 1;
 }

@@ -1,5 +1,6 @@
-/* Our client against our server over loopback: unary, streams, bidi, cancel, deadline, a reader that stalls, 64 streams at
- * once, limits, lost connections, destruction inside callbacks, health, drain, TLS when a certificate is given. */
+/* Our client against our server over loopback: unary, streams, bidi, cancel, deadline, a reader
+ * that stalls, 64 streams at once, limits, lost connections, destruction inside callbacks, health,
+ * drain, TLS when a certificate is given. */
 
 #include "net/grpc.h"
 
@@ -84,8 +85,9 @@ static const struct bt_grpc_events events = {
 static bool open_channel(struct world *w, uint64_t keepalive_ns)
 {
     struct bt_err err;
-    struct bt_grpc_channel_opts co = {
-        .address = bt_http_server_address(w->sv), .connect_timeout_ns = BT_NS_PER_S, .keepalive_ns = keepalive_ns};
+    struct bt_grpc_channel_opts co = {.address = bt_http_server_address(w->sv),
+                                      .connect_timeout_ns = BT_NS_PER_S,
+                                      .keepalive_ns = keepalive_ns};
 
     return bt_grpc_channel_create(w->l, &co, &w->ch, &err) == BT_OK;
 }
@@ -363,8 +365,9 @@ static void test_stall(void)
     struct client k;
 
     start(&w, &o);
-    /* Deadline while the client's window is full of what it did not take: the loop is ours, so the client takes
-     * everything; the stuck reader is in net_http_test. Here: shutting down with everything in flight. */
+    /* Deadline while the client's window is full of what it did not take: the loop is ours, so the
+     * client takes everything; the stuck reader is in net_http_test. Here: shutting down with
+     * everything in flight. */
     one(&w, &k, "Flood", "");
     WAIT(&w, k.messages > 10);
     stop(&w);

@@ -1,5 +1,6 @@
-/* The HTTP server over real sockets: both versions, pipelining, limits, timeouts, readers that stall, disconnects, drain. The
- * client is a plain socket, driven between steps of the server's loop. */
+/* The HTTP server over real sockets: both versions, pipelining, limits, timeouts, readers that
+ * stall, disconnects, drain. The client is a plain socket, driven between steps of the server's
+ * loop. */
 
 #include "net/http.h"
 
@@ -114,7 +115,8 @@ static unsigned count(const struct peer *p, const char *what)
     return n;
 }
 
-/* Sends text on a new connection, reads until the server closes it; the answer must contain `want`. */
+/* Sends text on a new connection, reads until the server closes it; the answer must contain `want`.
+ */
 static void ask(struct world *w, const char *text, const char *want)
 {
     struct peer p;
@@ -125,7 +127,8 @@ static void ask(struct world *w, const char *text, const char *want)
     bool found = p.in.data != NULL && strstr(p.in.data, want) != NULL;
     CHECK(found);
     if (!found) {
-        fprintf(stderr, "sent %.60s\nwanted %s\ngot %s\n", text, want, p.in.data != NULL ? p.in.data : "nothing");
+        fprintf(stderr, "sent %.60s\nwanted %s\ngot %s\n", text, want,
+                p.in.data != NULL ? p.in.data : "nothing");
     }
     hang_up(&p);
 }
@@ -137,16 +140,24 @@ static void test_http1(struct world *w)
     ask(w, "GET /x HTTP/1.1\r\nConnection: close\r\n\r\n", "\r\n\r\nhello\n");
     ask(w, "GET /x HTTP/1.0\r\n\r\n", "connection: close\r\n\r\nhello\n");
     ask(w, "GET /chunks?n=2 HTTP/1.0\r\n\r\n", "\r\n\r\ndata: 0\n\ndata: 1\n\n");
-    ask(w, "GET /chunks?n=1 HTTP/1.1\r\nConnection: close\r\n\r\n", "\r\n\r\n9\r\ndata: 0\n\n\r\n0\r\n\r\n");
+    ask(w, "GET /chunks?n=1 HTTP/1.1\r\nConnection: close\r\n\r\n",
+        "\r\n\r\n9\r\ndata: 0\n\n\r\n0\r\n\r\n");
     ask(w, "HEAD /x HTTP/1.1\r\nConnection: close\r\n\r\n", "content-length: 6\r\n");
-    ask(w, "HEAD /x HTTP/1.1\r\n\r\nGET /x HTTP/1.1\r\nConnection: close\r\n\r\n", "\r\n\r\nHTTP/1.1 200");
-    ask(w, "POST /echo HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 3\r\nConnection: close\r\n\r\nabc",
+    ask(w, "HEAD /x HTTP/1.1\r\n\r\nGET /x HTTP/1.1\r\nConnection: close\r\n\r\n",
+        "\r\n\r\nHTTP/1.1 200");
+    ask(w,
+        "POST /echo HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 3\r\nConnection: "
+        "close\r\n\r\nabc",
         "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK");
-    ask(w, "POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n3\r\nabc\r\n2;x=y\r\nde\r\n0\r\n"
-           "trailer: 1\r\n\r\n",
+    ask(w,
+        "POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\nConnection: "
+        "close\r\n\r\n3\r\nabc\r\n2;x=y\r\nde\r\n0\r\n"
+        "trailer: 1\r\n\r\n",
         "\r\n\r\nabcde");
     ask(w, "GET http://host/x HTTP/1.1\r\nConnection: close\r\n\r\n", "hello");
-    ask(w, "GET / HTTP/1.1\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n\r\nGET / HTTP/1.1\r\nConnection: close\r\n\r\n",
+    ask(w,
+        "GET / HTTP/1.1\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n\r\nGET / "
+        "HTTP/1.1\r\nConnection: close\r\n\r\n",
         "hello\nHTTP/1.1 200 OK");
     /* malformed */
     ask(w, "garbage\r\n\r\n", "HTTP/1.1 400 ");
@@ -154,18 +165,22 @@ static void test_http1(struct world *w)
     ask(w, "GET x HTTP/1.1\r\n\r\n", "HTTP/1.1 400 ");
     ask(w, "CONNECT a:1 HTTP/1.1\r\n\r\n", "HTTP/1.1 501 ");
     ask(w, "POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "HTTP/1.1 400 ");
-    ask(w, "POST /echo HTTP/1.1\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n", "HTTP/1.1 400 ");
+    ask(w, "POST /echo HTTP/1.1\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n",
+        "HTTP/1.1 400 ");
     ask(w, "POST /echo HTTP/1.1\r\nContent-Length: -3\r\n\r\n", "HTTP/1.1 400 ");
     ask(w, "POST /echo HTTP/1.1\r\nContent-Length: 99999999999999999999\r\n\r\n", "HTTP/1.1 400 ");
     ask(w, "PRI * HTTP/2.0\r\n\r\nXX\r\n\r\n", "HTTP/1.1 ");
     /* pipelined, byte by byte */
-    static const char pipeline[] = "GET /1 HTTP/1.1\r\n\r\nPOST /echo HTTP/1.1\r\nContent-Length: 2\r\n\r\nabGET /2 "
-                                   "HTTP/1.1\r\nX:  y \r\n\r\n";
+    static const char pipeline[] =
+        "GET /1 HTTP/1.1\r\n\r\nPOST /echo HTTP/1.1\r\nContent-Length: 2\r\n\r\nabGET /2 "
+        "HTTP/1.1\r\nX:  y \r\n\r\n";
     dial(w, &p);
     for (size_t i = 0; i + 1 < sizeof pipeline; i++) {
         give(w, &p, pipeline + i, 1);
     }
-    WAIT(w, &p, count(&p, "HTTP/1.1 200 OK") == 3 && count(&p, "hello\n") == 2 && count(&p, "\r\n\r\nab") == 1);
+    WAIT(w, &p,
+         count(&p, "HTTP/1.1 200 OK") == 3 && count(&p, "hello\n") == 2 &&
+             count(&p, "\r\n\r\nab") == 1);
     CHECK(!p.closed);
     hang_up(&p);
 }
@@ -192,11 +207,14 @@ static void test_limits(void)
     (void)snprintf(text + len, 20000 - len, "\r\n");
     ask(&w, text, "HTTP/1.1 431 ");
     ask(&w, "POST /echo HTTP/1.1\r\nContent-Length: 1001\r\n\r\n", "HTTP/1.1 413 ");
-    (void)snprintf(text, 20000, "POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3e9\r\n%01001d\r\n0\r\n\r\n", 0);
+    (void)snprintf(
+        text, 20000,
+        "POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3e9\r\n%01001d\r\n0\r\n\r\n", 0);
     ask(&w, text, "HTTP/1.1 413 ");
     CHECK_EQ(w.stats.closed_limit, 1);
     (void)snprintf(text, 20000,
-                   "POST /echo HTTP/1.1\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n3e8\r\n%01000d\r\n0\r\n\r\n",
+                   "POST /echo HTTP/1.1\r\nConnection: close\r\nTransfer-Encoding: "
+                   "chunked\r\n\r\n3e8\r\n%01000d\r\n0\r\n\r\n",
                    0);
     ask(&w, text, "HTTP/1.1 200 ");
     dial(&w, &a);
@@ -269,10 +287,12 @@ static void test_disconnect(struct world *w)
 
 static const char preface[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-static void frame(struct bt_buf *b, unsigned type, unsigned flags, unsigned id, const void *payload, size_t len)
+static void frame(struct bt_buf *b, unsigned type, unsigned flags, unsigned id, const void *payload,
+                  size_t len)
 {
-    uint8_t head[9] = {(uint8_t)(len >> 16), (uint8_t)(len >> 8), (uint8_t)len, (uint8_t)type, (uint8_t)flags,
-                       (uint8_t)(id >> 24), (uint8_t)(id >> 16), (uint8_t)(id >> 8), (uint8_t)id};
+    uint8_t head[9] = {(uint8_t)(len >> 16), (uint8_t)(len >> 8), (uint8_t)len,
+                       (uint8_t)type,        (uint8_t)flags,      (uint8_t)(id >> 24),
+                       (uint8_t)(id >> 16),  (uint8_t)(id >> 8),  (uint8_t)id};
 
     bt_buf_add(b, head, 9);
     bt_buf_add(b, payload, len);
@@ -291,7 +311,8 @@ static void h2_get(struct bt_buf *b, unsigned id, const char *path)
 static void test_http2(void)
 {
     static const uint8_t window_0[] = {0, 4, 0, 0, 0, 0}; /* SETTINGS_INITIAL_WINDOW_SIZE = 0 */
-    struct bt_http_server_opts o = {.write_timeout_ns = 120 * BT_NS_PER_MS, .idle_timeout_ns = 300 * BT_NS_PER_MS};
+    struct bt_http_server_opts o = {.write_timeout_ns = 120 * BT_NS_PER_MS,
+                                    .idle_timeout_ns = 300 * BT_NS_PER_MS};
     struct world w;
     struct peer p;
     struct bt_buf b = {0};
