@@ -1,12 +1,15 @@
 #!/usr/bin/env bash
-# From a clone to a built Baton: installs what is missing with apt, then builds the `release` preset.
-# Re-running is cheap: what is there is not touched.
+# From a clone to an answer: installs what is missing with apt, builds the `release` preset, starts a cluster on this
+# machine, streams a sample prompt over both interfaces, and says how to go on. A second run takes seconds.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 deps_only=no
 test_deps=no
 yes=no
+keep=no
+model=
+prompt='Why is the sky blue? Answer in two sentences.'
 
 usage() {
     cat <<'USAGE'
@@ -15,6 +18,9 @@ Usage: deploy/quickstart.sh [options]
   --deps-only   install what the build needs and stop
   --test-deps   also what the test suites of other languages need (node, npm)
   --yes         do not ask before using sudo
+  --keep        leave the cluster running until Ctrl-C
+  --model PATH  serve this model (default: SmolLM2-135M-Instruct, fetched once)
+  --prompt TEXT ask this
   --help        print this and exit
 
 Debian 12 or newer, Ubuntu 24.04 or newer. Elsewhere it names what is missing.
@@ -130,12 +136,95 @@ build_release() {
     (cd "$root" && cmake --preset release "${generator[@]}" >/dev/null && cmake --build --preset release -j "$(nproc)")
 }
 
+# ---- a cluster ------------------------------------------------------------------------------------------------
+
+up_pid=
+work=
+
+stop_cluster() {
+    if [ -n "$up_pid" ] && kill -0 "$up_pid" 2>/dev/null; then
+        kill -INT "$up_pid"
+        wait "$up_pid" || true
+    fi
+    [ -z "$work" ] || rm -rf "$work"
+}
+
+# Starts `baton up` on a free port and waits until it says where it listens.
+start_cluster() {
+    local args=(up --listen 127.0.0.1:0)
+    [ -z "$model" ] || args+=(--model "$model")
+    work=$(mktemp -d)
+    trap stop_cluster EXIT
+    # Not in the background of an interactive job: Ctrl-C must reach it through us alone.
+    setsid "$root/build/release/bin/baton" "${args[@]}" 2> >(tee "$work/log" >&2) </dev/null &
+    up_pid=$!
+    local tries=0
+    until server=$(sed -n 's#.*ready.* on http://\([^:]*:[0-9]*\).*#\1#p' "$work/log" 2>/dev/null | head -n 1) && [ -n "$server" ]; do
+        kill -0 "$up_pid" 2>/dev/null || die "the cluster did not start; its messages are above"
+        tries=$((tries + 1))
+        [ "$tries" -lt 6000 ] || die "the cluster was not ready after 10 minutes"
+        sleep 0.1
+    done
+}
+
+# The same question over OpenAI HTTP, streamed, printed as it comes.
+ask_http() {
+    python3 - "$server" "$prompt" <<'PY'
+import json, sys, urllib.request
+server, prompt = sys.argv[1:]
+body = {"messages": [{"role": "user", "content": prompt}], "max_tokens": 64, "temperature": 0, "stream": True}
+req = urllib.request.Request(f"http://{server}/v1/chat/completions", json.dumps(body).encode(),
+                             {"content-type": "application/json"})
+with urllib.request.urlopen(req) as answer:
+    for line in answer:
+        line = line.strip()
+        if line.startswith(b"data: ") and line != b"data: [DONE]":
+            for choice in json.loads(line[6:])["choices"]:
+                print(choice["delta"].get("content") or "", end="", flush=True)
+print()
+PY
+}
+
+show_answers() {
+    say ""
+    say "> $prompt"
+    say ""
+    say "-- OpenAI HTTP, streamed: POST http://$server/v1/chat/completions"
+    ask_http
+    say ""
+    say "-- gRPC, streamed: baton.v1.Inference/Generate, with timings"
+    "$root/build/release/bin/baton" complete --server "$server" --chat --max-tokens 64 --temperature 0 --timings "$prompt"
+}
+
+show_next_steps() {
+    say ""
+    say "Go on:"
+    say "  $root/build/release/bin/baton up        # the cluster, on 127.0.0.1:8000"
+    say "  $root/build/release/bin/baton chat      # in another terminal"
+    say "  $root/build/release/bin/baton status"
+    say "  README.md has the rest."
+}
+
+keep_running() {
+    say ""
+    say "The cluster stays up on http://$server until Ctrl-C:"
+    say "  $root/build/release/bin/baton chat --server $server"
+    trap 'exit 0' INT TERM
+    wait "$up_pid" || true
+}
+
 main() {
     while [ $# -gt 0 ]; do
         case $1 in
         --deps-only) deps_only=yes ;;
         --test-deps) test_deps=yes ;;
         --yes) yes=yes ;;
+        --keep) keep=yes ;;
+        --model | --prompt)
+            [ $# -ge 2 ] || die "$1 needs a value"
+            if [ "$1" = --model ]; then model=$2; else prompt=$2; fi
+            shift
+            ;;
         --help | -h)
             usage
             exit 0
@@ -152,7 +241,13 @@ main() {
         exit 0
     fi
     build_release
-    say "Built: $root/build/release/bin"
+    start_cluster
+    show_answers
+    if [ "$keep" = yes ]; then
+        keep_running
+    else
+        show_next_steps
+    fi
 }
 
 main "$@"
