@@ -68,8 +68,8 @@ struct bt_http_conn *bt_http_conn_create(const struct bt_http_env *env, const ch
 
 void bt_http_conn_alpn(struct bt_http_conn *c, bool h2)
 {
-    if (c->proto == BT_HTTP_SNIFF) {
-        (void)start_codec(c, h2); /* failure marks the connection broken */
+    if (h2 && c->proto == BT_HTTP_SNIFF) {
+        (void)start_codec(c, true); /* failure marks the connection broken */
     }
 }
 

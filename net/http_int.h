@@ -165,7 +165,7 @@ struct bt_http_conn {
 struct bt_http_conn *bt_http_conn_create(const struct bt_http_env *env, const char *peer, bool tls,
                                          bool client, uint64_t now_ns, void (*kick)(void *arg),
                                          void *kick_arg) BT_NODISCARD;
-void bt_http_conn_alpn(struct bt_http_conn *c, bool h2); /* before the first feed */
+void bt_http_conn_alpn(struct bt_http_conn *c, bool h2); /* before the first feed; false: still sniffs */
 void bt_http_conn_feed(struct bt_http_conn *c, uint64_t now_ns, const char *data, size_t len);
 void bt_http_conn_eof(struct bt_http_conn *c, uint64_t now_ns);
 void bt_http_conn_tick(struct bt_http_conn *c, uint64_t now_ns);

@@ -353,6 +353,9 @@ void bt_http_stream_on_request(struct bt_http_stream *s)
 {
     const struct bt_http_env *env = s->conn->env;
 
+    if (s->conn->broken) {
+        return; /* the server was closed by a callback before this one */
+    }
     s->requested = true;
     if (env->grpc != NULL && env->grpc(s, &s->req, env->grpc_arg)) {
         return;

@@ -5,7 +5,7 @@
 #include "net/loop.h"
 #include "net/loop_int.h"
 
-#include <stdlib.h>
+#include <signal.h>
 
 #include "base/assert.h"
 #include "base/clock.h"
@@ -225,6 +225,7 @@ enum bt_status bt_net_loop_create(struct bt_net_loop **out)
     if (l == NULL) {
         return BT_ERR_NOMEM;
     }
+    (void)signal(SIGPIPE, SIG_IGN); /* libuv writes without MSG_NOSIGNAL; a closed peer is an error code, not a death */
     l->read_buf = bt_alloc(BT_NET_READ_BYTES);
     if (l->read_buf == NULL) {
         goto err_free;

@@ -18,6 +18,7 @@ extern "C" {
 struct uv_loop_s;
 struct bt_net_loop;
 
+/* Also makes the process ignore SIGPIPE, which libuv's writes would raise. */
 enum bt_status bt_net_loop_create(struct bt_net_loop **out) BT_NODISCARD;
 /* Runs until bt_net_loop_stop(); keeps waiting even when no handle is active. */
 void bt_net_loop_run(struct bt_net_loop *l);
