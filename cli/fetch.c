@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 extern const unsigned char bt_cli_fetch_script[];
-extern const unsigned long bt_cli_fetch_script_len;
+extern const size_t bt_cli_fetch_script_bytes;
 
 static enum bt_status cache_folder(struct bt_buf *out, struct bt_err *err)
 {
@@ -31,7 +31,7 @@ static void run_script(int out_fd, const char *folder)
 {
     struct bt_buf script = {0};
 
-    if (dup2(out_fd, STDOUT_FILENO) >= 0 && bt_buf_add(&script, bt_cli_fetch_script, bt_cli_fetch_script_len)) {
+    if (dup2(out_fd, STDOUT_FILENO) >= 0 && bt_buf_add(&script, bt_cli_fetch_script, bt_cli_fetch_script_bytes)) {
         execlp("python3", "python3", "-c", script.data, folder, (char *)NULL);
     }
     _exit(127);
