@@ -502,7 +502,7 @@ static enum bt_status options_fill(struct bt_xfer *x, const struct bt_xfer_opts 
     set_default(&x->o.lease_ns, 3 * BT_NS_PER_S);
     set_default(&x->o.connect_timeout_ns, 5 * BT_NS_PER_S);
     set_default(&x->o.stall_ns, 30 * BT_NS_PER_S);
-    x->o.window_bytes = o->window_bytes != 0 ? o->window_bytes : 2u << 20;
+    x->o.window_bytes = o->window_bytes != 0 ? o->window_bytes : 4u << 20;
     x->o.test_page_bytes = o->test_page_bytes != 0 ? o->test_page_bytes : 64u << 10;
     x->o.peers_max = o->peers_max != 0 ? o->peers_max : 256;
     x->o.landings_max = o->landings_max != 0 ? o->landings_max : 4096;

@@ -39,7 +39,7 @@ struct bt_xfer;
 struct bt_xfer_hub; /* transfer/xfer_loop.h: the loopback twin */
 
 enum bt_xfer_proto {
-    BT_XFER_PROTO_AUTO,  /* rendezvous where the transport has remote reads that survive a killed peer, else eager */
+    BT_XFER_PROTO_AUTO,  /* rendezvous over RDMA, else eager */
     BT_XFER_PROTO_EAGER,
     BT_XFER_PROTO_RNDV,
 };
@@ -48,8 +48,9 @@ enum bt_xfer_proto {
 struct bt_xfer_opts {
     struct bt_xfer_hub *hub; /* not NULL: loopback inside this process; else UCX */
     const char *listen;      /* "HOST:PORT", "[V6]:PORT", port 0 = choose; hub: "loop:NAME"; NULL: dial only */
-    const char *tls;         /* NULL "auto": the default for one machine and for many; "tcp"; "shm"; else a
-                              * UCX_TLS list, verbatim */
+    const char *tls;         /* NULL or "auto": whatever UCX finds best but shared memory: RDMA, else TCP; "tcp";
+                              * "shm": shared memory where the peer is on this machine, else TCP; else a UCX_TLS
+                              * list, verbatim */
     enum bt_xfer_proto proto;
     uint64_t instance;       /* of this daemon; not 0 */
     const char *fingerprint; /* model and numerics class: must be equal at both ends */
@@ -59,7 +60,7 @@ struct bt_xfer_opts {
     uint64_t lease_ns;           /* 3 s: silence after which a peer is down */
     uint64_t connect_timeout_ns; /* 5 s: dial to PEER_UP */
     uint64_t stall_ns;           /* 30 s: sends or receives of a peer without progress; then it is reset */
-    size_t window_bytes;         /* page bytes in flight per peer; 2 MiB. At least one share is always sent */
+    size_t window_bytes;         /* page bytes in flight per peer; 4 MiB. At least one share is always sent */
     size_t test_page_bytes;      /* size of the checked test page; 64 KiB; at most 1 MiB */
     uint32_t peers_max;          /* 256 */
     uint32_t landings_max;       /* 4096 */
@@ -76,7 +77,8 @@ struct bt_xfer_opts {
 };
 
 /* Starts the thread. *out is set on BT_OK only. BT_ERR_INVALID: option out of range, or address not usable;
- * BT_ERR_IO: cannot listen; BT_ERR_DEVICE: UCX refuses. err (NULL allowed) has the reason in words. */
+ * BT_ERR_IO: cannot listen; BT_ERR_DEVICE: UCX refuses;
+ * BT_ERR_UNSUPPORTED: built without UCX (under ThreadSanitizer). err (NULL allowed) has the reason in words. */
 enum bt_status bt_xfer_create(const struct bt_xfer_opts *opts, struct bt_xfer **out,
                               struct bt_err *err) BT_NODISCARD;
 /* Closes all connections, waits until no receive or send is in flight, joins the thread, frees unread events.

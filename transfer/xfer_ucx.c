@@ -1,6 +1,10 @@
-/* The UCX wire: one context, one worker and one listener per `bt_xfer`; client-server endpoints with peer error
- * handling; every message is an active message. Owns all UCX objects and the rules learned about them (when an
- * endpoint may be touched, how the worker sleeps). Knows nothing of greetings, pages or leases.
+/* The UCX wire: one context and one listener per `bt_xfer`; client-server endpoints with peer error handling; every
+ * message is an active message. Owns all UCX objects and the rules learned about them (when an endpoint may be
+ * touched, how a worker sleeps). Knows nothing of greetings, pages or leases.
+ *
+ * Connections share one worker, except over shared memory: there a worker's receive FIFO is written by all its
+ * peers, and one that is killed between taking a slot and filling it blocks the FIFO for ever, for all. So each
+ * connection has a worker of its own, which goes down with it.
  *
  * Rules kept here: an endpoint is closed only from the round (never inside a callback), always by force, and
  * nothing is posted on it after its error callback. One-sided puts are not used at all: over TCP a killed
@@ -27,9 +31,17 @@
 #define SPIN_MAX 200
 #define NAP_MS   1
 
+struct ucx_worker {
+    TAILQ_ENTRY(ucx_worker) link;
+    ucp_worker_h handle;
+    int efd;
+};
+TAILQ_HEAD(ucx_workers, ucx_worker);
+
 struct ucx_conn {
     struct bt_xfer *x;
     struct xfer_peer *peer;
+    struct ucx_worker *worker;
     ucp_ep_h ep;
 };
 
@@ -40,9 +52,10 @@ struct ucx_request {
 
 struct ucx {
     ucp_context_h context;
-    ucp_worker_h worker;
+    struct ucx_workers workers; /* the shared one first: it carries the listener */
     ucp_listener_h listener;
-    int efd;
+    bool own_workers;     /* one for each connection */
+    struct pollfd *pfds;  /* of wait */
     struct bt_map by_ep; /* ucp_ep_h to struct ucx_conn * */
     struct ucx_request requests[REQUESTS_MAX];
     unsigned n_requests;
@@ -139,13 +152,62 @@ static ucs_status_t on_am(void *arg, const void *head, size_t head_bytes, void *
         .recv_info.length = &got,
     };
     uint8_t *dst = (uint8_t *)(uintptr_t)op->data; /* a receive's destination */
-    ucs_status_ptr_t r = ucp_am_recv_data_nbx(u->worker, data, dst, op->bytes, &rp);
+    ucs_status_ptr_t r = ucp_am_recv_data_nbx(c->worker->handle, data, dst, op->bytes, &rp);
     if (r == NULL) {
         xfer_received(x, op, got == op->bytes ? BT_OK : BT_ERR_PROTOCOL);
     } else if (UCS_PTR_IS_ERR(r)) {
         xfer_received(x, op, status_from_ucs(UCS_PTR_STATUS(r)));
     }
     return UCS_OK;
+}
+
+/* ---- workers ---- */
+
+static void worker_destroy(struct ucx *u, struct ucx_worker *w)
+{
+    TAILQ_REMOVE(&u->workers, w, link);
+    ucp_worker_destroy(w->handle);
+    bt_free(w);
+}
+
+/* NULL: *why says it. */
+static struct ucx_worker *worker_create(struct bt_xfer *x, const char **why)
+{
+    struct ucx *u = x->wire;
+    struct ucx_worker *w = bt_calloc(1, sizeof(*w));
+    ucp_worker_params_t wp = {
+        .field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
+        .thread_mode = UCS_THREAD_MODE_SINGLE,
+    };
+    ucp_am_handler_param_t ap = {
+        .field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
+                      UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG,
+        .id = AM_ID,
+        .flags = UCP_AM_FLAG_WHOLE_MSG,
+        .cb = on_am,
+        .arg = x,
+    };
+    if (w == NULL) {
+        *why = "out of memory";
+        return NULL;
+    }
+    ucs_status_t us = ucp_worker_create(u->context, &wp, &w->handle);
+    if (us != UCS_OK) {
+        *why = ucs_status_string(us);
+        bt_free(w);
+        return NULL;
+    }
+    TAILQ_INSERT_TAIL(&u->workers, w, link);
+    us = ucp_worker_set_am_recv_handler(w->handle, &ap);
+    if (us == UCS_OK) {
+        us = ucp_worker_get_efd(w->handle, &w->efd);
+    }
+    if (us != UCS_OK) {
+        *why = ucs_status_string(us);
+        worker_destroy(u, w);
+        return NULL;
+    }
+    return w;
 }
 
 /* ---- endpoints ---- */
@@ -160,30 +222,48 @@ static void on_ep_error(void *arg, ucp_ep_h ep, ucs_status_t us)
     }
 }
 
-/* Makes the endpoint that params ask for and remembers it. */
+static void conn_free(struct ucx_conn *c)
+{
+    struct ucx *u = c->x->wire;
+    if (u->own_workers && c->worker != NULL) {
+        worker_destroy(u, c->worker);
+    }
+    bt_free(c);
+}
+
+/* Makes the endpoint that params ask for and remembers it. NULL: logged. */
 static struct ucx_conn *conn_new(struct bt_xfer *x, ucp_ep_params_t *params)
 {
     struct ucx *u = x->wire;
+    const char *why = "out of memory";
     struct ucx_conn *c = bt_calloc(1, sizeof(*c));
     if (c == NULL) {
-        return NULL;
+        goto err;
     }
     c->x = x;
+    c->worker = u->own_workers ? worker_create(x, &why) : TAILQ_FIRST(&u->workers);
+    if (c->worker == NULL) {
+        goto err_conn;
+    }
     params->field_mask |= UCP_EP_PARAM_FIELD_ERR_HANDLER | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE;
     params->err_mode = UCP_ERR_HANDLING_MODE_PEER;
     params->err_handler.cb = on_ep_error;
     params->err_handler.arg = c;
-    ucs_status_t us = ucp_ep_create(u->worker, params, &c->ep);
+    ucs_status_t us = ucp_ep_create(c->worker->handle, params, &c->ep);
     if (us != UCS_OK) {
-        bt_log_warn("xfer", "ucp_ep_create: %s", ucs_status_string(us));
-        bt_free(c);
-        return NULL;
+        why = ucs_status_string(us);
+        goto err_conn;
     }
     /* Without a place in the map its messages would be dropped and the greeting would time out. */
     if (bt_map_put(&u->by_ep, &c->ep, sizeof(c->ep), (uint64_t)(uintptr_t)c) != BT_OK) {
         bt_log_warn("xfer", "out of memory for a connection");
     }
     return c;
+err_conn:
+    conn_free(c);
+err:
+    bt_log_warn("xfer", "cannot make an endpoint: %s", why);
+    return NULL;
 }
 
 static enum bt_status ucx_dial(struct bt_xfer *x, struct xfer_peer *p)
@@ -220,7 +300,7 @@ static void on_closed(void *request, ucs_status_t us, void *arg)
     if (c->peer != NULL) {
         xfer_closed(c->x, c->peer);
     } else {
-        bt_free(c);
+        conn_free(c);
     }
 }
 
@@ -244,7 +324,7 @@ static void ucx_close(struct bt_xfer *x, struct xfer_peer *p)
 static void ucx_release(struct bt_xfer *x, struct xfer_peer *p)
 {
     (void)x;
-    bt_free(p->conn);
+    conn_free(p->conn);
     p->conn = NULL;
 }
 
@@ -322,9 +402,13 @@ static void ucx_send(struct bt_xfer *x, struct xfer_peer *p, struct xfer_op *op)
 static bool ucx_progress(struct bt_xfer *x)
 {
     struct ucx *u = x->wire;
+    struct ucx_worker *w;
     bool did = false;
-    for (unsigned i = 0; i < PROGRESS_MAX && ucp_worker_progress(u->worker) != 0; i++) {
-        did = true;
+    TAILQ_FOREACH(w, &u->workers, link)
+    {
+        for (unsigned i = 0; i < PROGRESS_MAX && ucp_worker_progress(w->handle) != 0; i++) {
+            did = true;
+        }
     }
     for (unsigned i = 0; i < u->n_requests; i++) {
         accept_request(x, &u->requests[i]);
@@ -347,24 +431,25 @@ static void drain_wake(struct bt_xfer *x)
 static void ucx_wait(struct bt_xfer *x, uint64_t timeout_ns)
 {
     struct ucx *u = x->wire;
-    struct pollfd pfd[2] = {
-        { .fd = x->wake_fd, .events = POLLIN },
-        { .fd = u->efd, .events = POLLIN },
-    };
+    struct ucx_worker *w;
     uint64_t ms = timeout_ns / BT_NS_PER_MS + (timeout_ns % BT_NS_PER_MS != 0);
-    nfds_t n = 2;
+    nfds_t n = 1;
     if (ms > 60000) {
         ms = 60000;
     }
-    ucs_status_t us = ucp_worker_arm(u->worker);
-    if (us != UCS_OK) {
-        if (++u->n_spins < SPIN_MAX) {
-            return; /* events pending: the caller goes round */
+    u->pfds[0] = (struct pollfd){ .fd = x->wake_fd, .events = POLLIN };
+    TAILQ_FOREACH(w, &u->workers, link)
+    {
+        if (ucp_worker_arm(w->handle) != UCS_OK) {
+            if (++u->n_spins < SPIN_MAX) {
+                return; /* events pending: the caller goes round */
+            }
+            ms = ms < NAP_MS ? ms : NAP_MS;
+        } else {
+            u->pfds[n++] = (struct pollfd){ .fd = w->efd, .events = POLLIN };
         }
-        n = 1;
-        ms = ms < NAP_MS ? ms : NAP_MS;
     }
-    if (poll(pfd, n, (int)ms) > 0 && pfd[0].revents != 0) {
+    if (poll(u->pfds, n, (int)ms) > 0 && u->pfds[0].revents != 0) {
         drain_wake(x);
     }
 }
@@ -460,6 +545,23 @@ static enum bt_status fail(struct bt_err *err, enum bt_status st, const char *wh
     return bt_err_set(err, st, "transfer: %s: %s", what, ucs_status_string(us));
 }
 
+/* UCX_TLS for our names. Automatic is everything but shared memory, see bt_xfer_opts. The connection manager wants
+ * the TCP device in the list even if no lane uses it. */
+static const char *tls_list(const char *tls)
+{
+    if (tls == NULL || strcmp(tls, "auto") == 0) {
+        return "^posix,sysv,cma";
+    }
+    return strcmp(tls, "shm") == 0 ? "sysv,tcp" : tls;
+}
+
+static bool has_shared_memory(const char *tls)
+{
+    return tls != NULL && tls[0] != '^' &&
+           (strstr(tls, "shm") != NULL || strstr(tls, "sysv") != NULL || strstr(tls, "posix") != NULL ||
+            strcmp(tls, "all") == 0);
+}
+
 static enum bt_status context_open(struct ucx *u, const char *tls, struct bt_err *err)
 {
     /* Each only where its transport can be chosen: UCX complains of the others. */
@@ -467,21 +569,21 @@ static enum bt_status context_open(struct ucx *u, const char *tls, struct bt_err
         { "TCP_TX_SEG_SIZE", "256k", "tcp" }, /* 8k halves the rate */
         { "TCP_RX_SEG_SIZE", "256k", "tcp" },
         { "MM_ERROR_HANDLING", "y", "shm" },  /* without it no shared memory with peer error handling */
+        { "SYSV_SEG_SIZE", "32k", "shm" },    /* with the default 8k and 64 slots a sender waits all the time */
+        { "SYSV_FIFO_SIZE", "256", "shm" },
     };
-    bool any = tls == NULL || strcmp(tls, "auto") == 0;
     ucp_config_t *config;
     ucs_status_t us = ucp_config_read(NULL, NULL, &config);
     if (us != UCS_OK) {
         return fail(err, BT_ERR_DEVICE, "ucp_config_read", us);
     }
     for (size_t i = 0; us == UCS_OK && i < sizeof(settings) / sizeof(settings[0]); i++) {
-        bool use = any || (strcmp(settings[i][2], "tcp") == 0 ? strstr(tls, "tcp") != NULL || strcmp(tls, "shm") == 0
-                                                        : strcmp(tls, "tcp") != 0);
-        us = use ? ucp_config_modify(config, settings[i][0], settings[i][1]) : UCS_OK;
+        if (strcmp(settings[i][2], "tcp") == 0 || u->own_workers) {
+            us = ucp_config_modify(config, settings[i][0], settings[i][1]);
+        }
     }
-    if (us == UCS_OK && !any) {
-        /* The connection manager wants the TCP device in the list even if no lane uses it. */
-        us = ucp_config_modify(config, "TLS", strcmp(tls, "shm") == 0 ? "shm,tcp" : tls);
+    if (us == UCS_OK) {
+        us = ucp_config_modify(config, "TLS", tls_list(tls));
     }
     if (us == UCS_OK) {
         ucp_params_t params = {
@@ -492,35 +594,6 @@ static enum bt_status context_open(struct ucx *u, const char *tls, struct bt_err
     }
     ucp_config_release(config);
     return us == UCS_OK ? BT_OK : fail(err, BT_ERR_DEVICE, "ucp_init", us);
-}
-
-static enum bt_status worker_open(struct bt_xfer *x, struct ucx *u, struct bt_err *err)
-{
-    ucp_worker_params_t wp = {
-        .field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
-        .thread_mode = UCS_THREAD_MODE_SINGLE,
-    };
-    ucs_status_t us = ucp_worker_create(u->context, &wp, &u->worker);
-    if (us != UCS_OK) {
-        return fail(err, BT_ERR_DEVICE, "ucp_worker_create", us);
-    }
-    ucp_am_handler_param_t ap = {
-        .field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
-                      UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG,
-        .id = AM_ID,
-        .flags = UCP_AM_FLAG_WHOLE_MSG,
-        .cb = on_am,
-        .arg = x,
-    };
-    us = ucp_worker_set_am_recv_handler(u->worker, &ap);
-    if (us == UCS_OK) {
-        us = ucp_worker_get_efd(u->worker, &u->efd);
-    }
-    if (us != UCS_OK) {
-        ucp_worker_destroy(u->worker);
-        return fail(err, BT_ERR_DEVICE, "UCX worker", us);
-    }
-    return BT_OK;
 }
 
 static enum bt_status listener_open(struct bt_xfer *x, struct ucx *u, const char *address, struct bt_err *err)
@@ -536,7 +609,7 @@ static enum bt_status listener_open(struct bt_xfer *x, struct ucx *u, const char
         .sockaddr = { .addr = (const struct sockaddr *)&a, .addrlen = len },
         .conn_handler = { .cb = on_conn_request, .arg = x },
     };
-    ucs_status_t us = ucp_listener_create(u->worker, &lp, &u->listener);
+    ucs_status_t us = ucp_listener_create(TAILQ_FIRST(&u->workers)->handle, &lp, &u->listener);
     if (us != UCS_OK) {
         return bt_err_set(err, BT_ERR_IO, "transfer: cannot listen on %s: %s", address, ucs_status_string(us));
     }
@@ -558,13 +631,22 @@ static enum bt_status ucx_open(struct bt_xfer *x, const struct bt_xfer_opts *o, 
     }
     ucs_log_push_handler(on_ucx_log); /* a stack, process-wide: each bt_xfer has its place in it */
     bt_map_init(&u->by_ep, true);
+    TAILQ_INIT(&u->workers);
+    u->own_workers = has_shared_memory(o->tls);
     x->wire = u;
-    enum bt_status st = context_open(u, o->tls, err);
+    enum bt_status st = BT_ERR_NOMEM;
+    u->pfds = bt_alloc((x->o.peers_max + 2) * sizeof(*u->pfds)); /* the wake fd, the shared worker, the peers' */
+    if (u->pfds == NULL) {
+        bt_err_set(err, st, "transfer: out of memory");
+        goto err_free;
+    }
+    st = context_open(u, o->tls, err);
     if (st != BT_OK) {
         goto err_free;
     }
-    st = worker_open(x, u, err);
-    if (st != BT_OK) {
+    const char *why;
+    if (worker_create(x, &why) == NULL) {
+        st = bt_err_set(err, BT_ERR_DEVICE, "transfer: UCX worker: %s", why);
         goto err_context;
     }
     if (o->listen != NULL) {
@@ -575,11 +657,12 @@ static enum bt_status ucx_open(struct bt_xfer *x, const struct bt_xfer_opts *o, 
     }
     return BT_OK;
 err_worker:
-    ucp_worker_destroy(u->worker);
+    worker_destroy(u, TAILQ_FIRST(&u->workers));
 err_context:
     ucp_cleanup(u->context);
 err_free:
     ucs_log_pop_handler();
+    bt_free(u->pfds);
     bt_free(u);
     return st;
 }
@@ -593,9 +676,12 @@ static void ucx_fini(struct bt_xfer *x)
     if (u->listener != NULL) {
         ucp_listener_destroy(u->listener);
     }
-    ucp_worker_destroy(u->worker);
+    while (!TAILQ_EMPTY(&u->workers)) {
+        worker_destroy(u, TAILQ_LAST(&u->workers, ucx_workers));
+    }
     ucp_cleanup(u->context);
     bt_map_fini(&u->by_ep);
+    bt_free(u->pfds);
     ucs_log_pop_handler();
     bt_free(u);
 }
