@@ -70,7 +70,7 @@ struct cutter {
     const struct bt_tok_pre *pre;
     struct bt_tok_pieces *out;
     size_t n_before; /* pieces that came from earlier pieces */
-    bool prev_match;
+    bool prev_match, empty;
 };
 
 /* One segment, matches and the text between them in order. Whether it joins the one before is the behavior. */
@@ -102,7 +102,21 @@ static bool segment(struct cutter *c, size_t off, size_t len, bool match)
         c->out->v[c->out->n - 1].len += (uint32_t)len;
         return true;
     }
-    return len == 0 || bt_tok_pieces_add(c->out, off, len);
+    c->empty = c->empty || len == 0;
+    return bt_tok_pieces_add(c->out, off, len);
+}
+
+/* Empty matches take part in joining, but leave no pieces. */
+static void drop_empty(struct bt_tok_pieces *p, size_t from)
+{
+    size_t kept = from;
+
+    for (size_t i = from; i < p->n; i++) {
+        if (p->v[i].len > 0) {
+            p->v[kept++] = p->v[i];
+        }
+    }
+    p->n = kept;
 }
 
 static enum bt_status cut_piece(struct cutter *c, struct bt_tok_matches *m, const char *text, struct bt_tok_piece piece)
@@ -111,7 +125,7 @@ static enum bt_status cut_piece(struct cutter *c, struct bt_tok_matches *m, cons
     int rc;
 
     c->n_before = c->out->n;
-    c->prev_match = false;
+    c->prev_match = c->empty = false;
     bt_tok_matches_text(m, text + piece.off, piece.len);
     while ((rc = bt_tok_matches_next(m, &start, &end)) > 0) {
         if ((start > done && !segment(c, piece.off + done, start - done, false)) ||
@@ -125,6 +139,9 @@ static enum bt_status cut_piece(struct cutter *c, struct bt_tok_matches *m, cons
     }
     if (done < piece.len && !segment(c, piece.off + done, piece.len - done, false)) {
         return BT_ERR_NOMEM;
+    }
+    if (c->empty) {
+        drop_empty(c->out, c->n_before);
     }
     return BT_OK;
 }

@@ -16,8 +16,11 @@
 
 /* White_Space; PCRE2's \s also takes U+180E. */
 #define SPACE_SET "\\x09-\\x0d\\x20\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"
-/* Oniguruma's word characters; the six Latin-1 numbers at the end are its own addition. */
-#define WORD_SET "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\x{b2}\\x{b3}\\x{b9}\\x{bc}-\\x{be}"
+#define WORD_SET "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}"
+/* Outside brackets Oniguruma takes its word characters below U+0100 from another table, which has the Latin-1 numbers. */
+#define WORD_ALONE WORD_SET "\\x{b2}\\x{b3}\\x{b9}\\x{bc}-\\x{be}"
+#define WORD_EDGE    "(?:(?<=[" WORD_ALONE "])(?![" WORD_ALONE "])|(?<![" WORD_ALONE "])(?=[" WORD_ALONE "]))"
+#define NO_WORD_EDGE "(?:(?<=[" WORD_ALONE "])(?=[" WORD_ALONE "])|(?<![" WORD_ALONE "])(?![" WORD_ALONE "]))"
 #define HEX_SET "0-9a-fA-F"
 
 struct bt_tok_pattern {
@@ -42,13 +45,22 @@ static enum bt_status refuse(struct translator *tr, const char *what)
     return bt_err_set(tr->err, BT_ERR_UNSUPPORTED, "regex offset %zu: %s is not supported", tr->i, what);
 }
 
-static void put_set(struct translator *tr, const char *set, bool negate)
+/* \s \w \h and their negations, in brackets or alone. */
+static enum bt_status class_escape(struct translator *tr, char c)
 {
-    if (tr->in_class) {
-        bt_buf_adds(&tr->out, set);
+    bool negated = c == 'S' || c == 'W' || c == 'H';
+    char kind = (char)(c | 0x20);
+
+    if (!tr->in_class) {
+        bt_buf_addf(&tr->out, negated ? "[^%s]" : "[%s]", kind == 's' ? SPACE_SET : kind == 'w' ? WORD_ALONE : HEX_SET);
+    } else if (c == 'S') {
+        bt_buf_adds(&tr->out, "\\S\\x{180e}");
+    } else if (negated) {
+        return refuse(tr, "this class inside brackets");
     } else {
-        bt_buf_addf(&tr->out, negate ? "[^%s]" : "[%s]", set);
+        bt_buf_adds(&tr->out, kind == 's' ? SPACE_SET : kind == 'w' ? WORD_SET : HEX_SET);
     }
+    return BT_OK;
 }
 
 /* At a backslash; i stays behind the whole escape. */
@@ -62,15 +74,18 @@ static enum bt_status escape(struct translator *tr)
     case 's':
     case 'w':
     case 'h':
-        put_set(tr, c == 's' ? SPACE_SET : c == 'w' ? WORD_SET : HEX_SET, false);
-        break;
     case 'S':
     case 'W':
     case 'H':
+        tr->i += 2;
+        return class_escape(tr, c);
+    case 'b':
+    case 'B':
         if (tr->in_class) {
-            return refuse(tr, "a negated class inside brackets");
+            bt_buf_add(&tr->out, tr->s + tr->i, 2); /* a backspace */
+        } else {
+            bt_buf_adds(&tr->out, c == 'b' ? WORD_EDGE : NO_WORD_EDGE);
         }
-        put_set(tr, c == 'S' ? SPACE_SET : c == 'W' ? WORD_SET : HEX_SET, true);
         break;
     case 'v':
         bt_buf_adds(&tr->out, "\\x0b");
@@ -102,22 +117,35 @@ static enum bt_status escape(struct translator *tr)
     return BT_OK;
 }
 
+/* "[:alpha:]" inside brackets, i at its bracket. */
+static enum bt_status posix_class(struct translator *tr)
+{
+    static const char *const map[][2] = {
+        {"[:alpha:]", "\\p{Alphabetic}"}, {"[:alnum:]", "\\p{Alphabetic}\\p{Nd}"}, {"[:digit:]", "\\p{Nd}"},
+        {"[:space:]", SPACE_SET},         {"[:punct:]", "\\p{P}\\p{S}"},           {"[:word:]", WORD_SET},
+        {"[:upper:]", "\\p{Uppercase}"},  {"[:lower:]", "\\p{Lowercase}"},
+    };
+
+    for (size_t k = 0; k < sizeof(map) / sizeof(map[0]); k++) {
+        size_t n = strlen(map[k][0]);
+        if (tr->len - tr->i >= n && memcmp(tr->s + tr->i, map[k][0], n) == 0) {
+            bt_buf_adds(&tr->out, map[k][1]);
+            tr->i += n;
+            return BT_OK;
+        }
+    }
+    return refuse(tr, "a class inside a class");
+}
+
 static enum bt_status class_char(struct translator *tr)
 {
     const char *p = tr->s + tr->i;
-    size_t left = tr->len - tr->i;
 
-    if (*p == '&' && left > 1 && p[1] == '&') {
+    if (*p == '&' && tr->len - tr->i > 1 && p[1] == '&') {
         return refuse(tr, "class intersection (&&)");
     }
     if (*p == '[') {
-        const char *close = left > 1 && p[1] == ':' ? memmem(p, left, ":]", 2) : NULL;
-        if (close == NULL) {
-            return refuse(tr, "a class inside a class");
-        }
-        bt_buf_add(&tr->out, p, (size_t)(close + 2 - p));
-        tr->i += (size_t)(close + 2 - p);
-        return BT_OK;
+        return posix_class(tr);
     }
     tr->in_class = *p != ']';
     bt_buf_addc(&tr->out, *p);
