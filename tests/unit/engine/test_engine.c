@@ -366,15 +366,28 @@ static void test_refusals(void)
     bt_free(r);
 }
 
-static bool usable(const char *path)
+static bool check_model(const char *path)
 {
     struct stat st;
 
-    if (strncmp(path, "fake:", 5) == 0 || stat(path, &st) == 0) {
-        return true;
+    if (strncmp(path, "fake:", 5) != 0 && stat(path, &st) != 0) {
+        printf("skipped: no %s\n", path);
+        return false;
     }
-    printf("skipped: no %s\n", path);
-    return false;
+    model = path;
+    make_reference();
+    test_one_answer();
+    test_relay();
+    test_preemption();
+    test_resubmit();
+    test_finish();
+    test_echo();
+    test_cancel();
+    test_refusals();
+    for (uint32_t k = 0; k < N_REQS; k++) {
+        bt_free(want[k]);
+    }
+    return true;
 }
 
 int main(int argc, char **argv)
@@ -382,23 +395,7 @@ int main(int argc, char **argv)
     int n = 0;
 
     for (int i = 1; i < argc; i++) {
-        model = argv[i];
-        if (!usable(model)) {
-            continue;
-        }
-        n++;
-        make_reference();
-        test_one_answer();
-        test_relay();
-        test_preemption();
-        test_resubmit();
-        test_finish();
-        test_echo();
-        test_cancel();
-        test_refusals();
-        for (uint32_t k = 0; k < N_REQS; k++) {
-            bt_free(want[k]);
-        }
+        n += check_model(argv[i]);
     }
     return n == 0 ? BT_TEST_SKIP : bt_test_done();
 }
