@@ -166,13 +166,14 @@ static void on_gone(void *core, enum bt_tcp_gone how, const char *why)
     struct bt_grpc_channel *ch = cc->channel;
     bool was_ready = cc->ready;
     bool was_cur = ch->cur == cc;
-    char text[160];
+    char text[128];
 
     bool by_eof = how == BT_TCP_GONE_ERROR && cc->tcp->eof;
     (void)snprintf(text, sizeof text, "%s",
                    cc->why != NULL ? cc->why
                    : by_eof        ? "closed by the server"
                                    : why);
+    memcpy(cc->core->lost, text, sizeof cc->core->lost);
     if (was_cur) {
         ch->cur = NULL;
     }
@@ -408,7 +409,7 @@ static void on_end(struct bt_http_stream *s, void *user)
     const char *text = find_trailer(s, "grpc-message");
     struct bt_buf message = {0};
     char made[96];
-    struct bt_grpc_end end = {.status = BT_GRPC_UNKNOWN, .message = made, .finished = true};
+    struct bt_grpc_end end = {.status = BT_GRPC_UNKNOWN, .message = made, .finished = code != NULL};
 
     made[0] = '\0';
     if (code != NULL) {
@@ -457,13 +458,11 @@ static void on_writable(struct bt_http_stream *s, void *user)
 static void on_close(struct bt_http_stream *s, void *user, enum bt_http_close why)
 {
     struct bt_grpc_call *c = user;
-    char text[96];
+    char text[192];
     struct bt_grpc_end end = {.status = BT_GRPC_UNAVAILABLE, .message = text};
 
     if (s->rst_code == UINT32_MAX) {
-        (void)snprintf(text, sizeof text, "%s",
-                       why == BT_HTTP_CLOSE_TIMEOUT ? "connection lost: peer does not read"
-                                                    : "connection lost");
+        (void)snprintf(text, sizeof text, "connection lost: %s", s->conn->lost);
     } else {
         (void)snprintf(text, sizeof text, "stream reset by the server (code %" PRIu32 ")",
                        s->rst_code);

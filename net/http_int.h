@@ -152,6 +152,7 @@ struct bt_http_conn {
     uint64_t last_read_ns;
     uint64_t wait_since_ns; /* begin of the wait for a request's headers */
     char peer[BT_ADDR_TEXT_MAX];
+    char lost[128]; /* client: why the connection is gone, for the calls on it */
     bool tls, client;
     bool draining;
     bool broken;   /* cut the transport now */
@@ -165,7 +166,8 @@ struct bt_http_conn {
 struct bt_http_conn *bt_http_conn_create(const struct bt_http_env *env, const char *peer, bool tls,
                                          bool client, uint64_t now_ns, void (*kick)(void *arg),
                                          void *kick_arg) BT_NODISCARD;
-void bt_http_conn_alpn(struct bt_http_conn *c, bool h2); /* before the first feed; false: still sniffs */
+void bt_http_conn_alpn(struct bt_http_conn *c,
+                       bool h2); /* before the first feed; false: still sniffs */
 void bt_http_conn_feed(struct bt_http_conn *c, uint64_t now_ns, const char *data, size_t len);
 void bt_http_conn_eof(struct bt_http_conn *c, uint64_t now_ns);
 void bt_http_conn_tick(struct bt_http_conn *c, uint64_t now_ns);

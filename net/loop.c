@@ -225,7 +225,8 @@ enum bt_status bt_net_loop_create(struct bt_net_loop **out)
     if (l == NULL) {
         return BT_ERR_NOMEM;
     }
-    (void)signal(SIGPIPE, SIG_IGN); /* libuv writes without MSG_NOSIGNAL; a closed peer is an error code, not a death */
+    (void)signal(SIGPIPE, SIG_IGN); /* libuv writes without MSG_NOSIGNAL; a closed peer is an error
+                                       code, not a death */
     l->read_buf = bt_alloc(BT_NET_READ_BYTES);
     if (l->read_buf == NULL) {
         goto err_free;
