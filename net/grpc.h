@@ -149,8 +149,8 @@ enum bt_status bt_grpc_reflection_add(struct bt_grpc_server *g, const uint8_t *d
  * no retry or backoff here: who starts calls decides when to try again. */
 struct bt_grpc_channel;
 struct bt_grpc_channel_opts {
-    const char
-        *address; /* "HOST:PORT"; a name is resolved at each connect, its first address is used */
+    /* "HOST:PORT"; a name is resolved at each connect, its addresses are tried in order */
+    const char *address;
     const char *authority;       /* NULL: address */
     uint64_t connect_timeout_ns; /* 0: 5 s, resolve and TLS handshake included */
     size_t message_bytes_max;    /* of one received message; 0: 64 MiB */
@@ -160,7 +160,7 @@ struct bt_grpc_channel_opts {
     const char *tls_ca; /* PEM file; NULL: the system's */
     bool tls_insecure;  /* do not check the certificate */
 };
-/* BT_ERR_INVALID: address or CA file; err says which. Does not connect yet. */
+/* BT_ERR_INVALID: address; BT_ERR_IO: CA file; err says which. Does not connect yet. */
 enum bt_status bt_grpc_channel_create(struct bt_net_loop *l,
                                       const struct bt_grpc_channel_opts *opts,
                                       struct bt_grpc_channel **out,
