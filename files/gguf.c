@@ -1,5 +1,5 @@
-/* Reads GGUF headers and keeps the file mapped. Owns every check of bytes, so that views handed out need none; refuses
- * to know what a key or tensor means. */
+/* Reads GGUF headers and keeps the file mapped. Owns every check of bytes, so that views handed out
+ * need none; refuses to know what a key or tensor means. */
 
 #include "files/gguf.h"
 
@@ -95,7 +95,8 @@ struct reader {
 
 static enum bt_status short_file(struct reader *r, uint64_t need)
 {
-    return bt_err_set(r->err, BT_ERR_INVALID, "%s: byte %zu: %" PRIu64 " bytes needed, %zu left in the file", r->path,
+    return bt_err_set(r->err, BT_ERR_INVALID,
+                      "%s: byte %zu: %" PRIu64 " bytes needed, %zu left in the file", r->path,
                       r->pos, need, r->end - r->pos);
 }
 
@@ -136,8 +137,10 @@ static enum bt_status read_name(struct reader *r, struct bt_arena *a, size_t max
         return st;
     }
     if (n == 0 || n > max || memchr(s, 0, (size_t)n) != NULL) {
-        return bt_err_set(r->err, BT_ERR_INVALID, "%s: byte %zu: a name of %" PRIu64 " bytes is empty, over %zu or holds "
-                          "a zero", r->path, at, n, max);
+        return bt_err_set(r->err, BT_ERR_INVALID,
+                          "%s: byte %zu: a name of %" PRIu64 " bytes is empty, over %zu or holds "
+                          "a zero",
+                          r->path, at, n, max);
     }
     *out = bt_arena_strndup(a, s, (size_t)n);
     return *out != NULL ? BT_OK : bt_err_set(r->err, BT_ERR_NOMEM, "%s: out of memory", r->path);
@@ -172,8 +175,8 @@ static enum bt_status skip_elems(struct reader *r, uint32_t type, uint64_t count
         return BT_OK;
     }
     if (type != BT_GGUF_STRING && (type != BT_GGUF_ARRAY || depth == ARRAY_DEPTH_MAX)) {
-        return bt_err_set(r->err, BT_ERR_INVALID, "%s: byte %zu: value type %u (array depth %u)", r->path, r->pos,
-                          type, depth);
+        return bt_err_set(r->err, BT_ERR_INVALID, "%s: byte %zu: value type %u (array depth %u)",
+                          r->path, r->pos, type, depth);
     }
     for (uint64_t i = 0; i < count && st == BT_OK; i++) {
         const char *s = NULL;
@@ -218,7 +221,8 @@ static enum bt_status read_values(struct bt_gguf *g, struct reader *r, uint64_t 
             return st;
         }
         if (bt_map_get(&g->by_key, v->key, strlen(v->key), &other)) {
-            return bt_err_set(r->err, BT_ERR_INVALID, "%s: key %.128s appears twice", r->path, v->key);
+            return bt_err_set(r->err, BT_ERR_INVALID, "%s: key %.128s appears twice", r->path,
+                              v->key);
         }
         st = read_value(r, v);
         if (st != BT_OK) {
@@ -242,7 +246,8 @@ static enum bt_status read_tensor_shape(struct reader *r, struct bt_tensor *t)
         return st;
     }
     if (n_dims > TENSOR_DIMS_MAX) {
-        return bt_err_set(r->err, BT_ERR_INVALID, "%s: tensor %s: %" PRIu64 " dimensions, the limit is %d", r->path,
+        return bt_err_set(r->err, BT_ERR_INVALID,
+                          "%s: tensor %s: %" PRIu64 " dimensions, the limit is %d", r->path,
                           t->name, n_dims, TENSOR_DIMS_MAX);
     }
     t->n_dims = (uint32_t)n_dims;
@@ -253,8 +258,8 @@ static enum bt_status read_tensor_shape(struct reader *r, struct bt_tensor *t)
             return st;
         }
         if (*d == 0 || __builtin_mul_overflow(values, *d, &values) || values > INT64_MAX) {
-            return bt_err_set(r->err, BT_ERR_INVALID, "%s: tensor %s: dimension %u is 0 or overflows", r->path, t->name,
-                              i);
+            return bt_err_set(r->err, BT_ERR_INVALID,
+                              "%s: tensor %s: dimension %u is 0 or overflows", r->path, t->name, i);
         }
     }
     return BT_OK;
@@ -275,20 +280,25 @@ static enum bt_status set_tensor_type(struct reader *r, struct bt_tensor *t, uin
         }
         uint64_t row = t->n_dims == 0 ? 1 : t->shape[t->n_dims - 1], blocks, bytes;
         if (row % bt_dtype_block_values(t->dtype) != 0) {
-            return bt_err_set(r->err, BT_ERR_INVALID, "%s: tensor %s: rows of %" PRIu64 " values are no whole %s blocks",
+            return bt_err_set(r->err, BT_ERR_INVALID,
+                              "%s: tensor %s: rows of %" PRIu64 " values are no whole %s blocks",
                               r->path, t->name, row, t->type_name);
         }
         blocks = bt_tensor_values(t) / bt_dtype_block_values(t->dtype);
-        if (__builtin_mul_overflow(blocks, bt_dtype_block_bytes(t->dtype), &bytes) || bytes > SIZE_MAX) {
-            return bt_err_set(r->err, BT_ERR_INVALID, "%s: tensor %s: size overflows", r->path, t->name);
+        if (__builtin_mul_overflow(blocks, bt_dtype_block_bytes(t->dtype), &bytes) ||
+            bytes > SIZE_MAX) {
+            return bt_err_set(r->err, BT_ERR_INVALID, "%s: tensor %s: size overflows", r->path,
+                              t->name);
         }
         t->bytes = (size_t)bytes;
         return BT_OK;
     }
-    return bt_err_set(r->err, BT_ERR_INVALID, "%s: tensor %s: unknown type %" PRIu64, r->path, t->name, id);
+    return bt_err_set(r->err, BT_ERR_INVALID, "%s: tensor %s: unknown type %" PRIu64, r->path,
+                      t->name, id);
 }
 
-static enum bt_status read_tensor(struct bt_gguf *g, struct reader *r, struct bt_tensor *t, uint64_t *offset)
+static enum bt_status read_tensor(struct bt_gguf *g, struct reader *r, struct bt_tensor *t,
+                                  uint64_t *offset)
 {
     uint64_t type = 0;
     enum bt_status st = read_name(r, &g->arena, TENSOR_NAME_BYTES_MAX, &t->name);
@@ -318,7 +328,8 @@ static enum bt_status alignment(struct bt_gguf *g, struct reader *r, uint64_t *o
         return BT_OK;
     }
     if (st == BT_OK && (*out < 8 || *out > ALIGNMENT_MAX || (*out & (*out - 1)) != 0)) {
-        return bt_err_set(r->err, BT_ERR_INVALID, "%s: general.alignment %" PRIu64 " is no power of two from 8 to %d",
+        return bt_err_set(r->err, BT_ERR_INVALID,
+                          "%s: general.alignment %" PRIu64 " is no power of two from 8 to %d",
                           r->path, *out, ALIGNMENT_MAX);
     }
     return st;
@@ -336,20 +347,23 @@ static int by_begin(const void *a, const void *b)
     return x->begin < y->begin ? -1 : x->begin > y->begin;
 }
 
-static enum bt_status check_overlaps(const struct bt_gguf *g, struct extent *e, size_t n, struct bt_err *err)
+static enum bt_status check_overlaps(const struct bt_gguf *g, struct extent *e, size_t n,
+                                     struct bt_err *err)
 {
     if (n > 1) {
         qsort(e, n, sizeof(*e), by_begin);
     }
     for (size_t i = 1; i < n; i++) {
         if (e[i - 1].end > e[i].begin) {
-            return bt_err_set(err, BT_ERR_INVALID, "%s: tensors %s and %s overlap", g->path, e[i - 1].name, e[i].name);
+            return bt_err_set(err, BT_ERR_INVALID, "%s: tensors %s and %s overlap", g->path,
+                              e[i - 1].name, e[i].name);
         }
     }
     return BT_OK;
 }
 
-/* offsets: relative to the data section. An unsupported type has an unknown size and is only checked to begin inside. */
+/* offsets: relative to the data section. An unsupported type has an unknown size and is only
+ * checked to begin inside. */
 static enum bt_status place_tensors(struct bt_gguf *g, struct reader *r, struct extent *e)
 {
     uint64_t align;
@@ -364,15 +378,19 @@ static enum bt_status place_tensors(struct bt_gguf *g, struct reader *r, struct 
         struct bt_tensor *t = &g->tensors[i];
         uint64_t off = e[i].begin, other;
         if (off % align != 0) {
-            return bt_err_set(r->err, BT_ERR_INVALID, "%s: tensor %s: offset %" PRIu64 " is not a multiple of %" PRIu64,
+            return bt_err_set(r->err, BT_ERR_INVALID,
+                              "%s: tensor %s: offset %" PRIu64 " is not a multiple of %" PRIu64,
                               r->path, t->name, off, align);
         }
         if (off > avail || t->bytes > avail - off) {
-            return bt_err_set(r->err, BT_ERR_INVALID, "%s: tensor %s: %zu bytes at offset %" PRIu64 " are outside the "
-                              "file's %" PRIu64 " bytes of data", r->path, t->name, t->bytes, off, avail);
+            return bt_err_set(r->err, BT_ERR_INVALID,
+                              "%s: tensor %s: %zu bytes at offset %" PRIu64 " are outside the "
+                              "file's %" PRIu64 " bytes of data",
+                              r->path, t->name, t->bytes, off, avail);
         }
         if (bt_map_get(&g->by_name, t->name, strlen(t->name), &other)) {
-            return bt_err_set(r->err, BT_ERR_INVALID, "%s: tensor %s appears twice", r->path, t->name);
+            return bt_err_set(r->err, BT_ERR_INVALID, "%s: tensor %s appears twice", r->path,
+                              t->name);
         }
         if (bt_map_put(&g->by_name, t->name, strlen(t->name), i) != BT_OK) {
             return bt_err_set(r->err, BT_ERR_NOMEM, "%s: out of memory", r->path);
@@ -420,7 +438,8 @@ static enum bt_status read_header(struct bt_gguf *g, struct reader *r)
         return bt_err_set(r->err, BT_ERR_UNSUPPORTED, "%s: byte 4: big-endian GGUF", r->path);
     }
     if (st == BT_OK && version != 2 && version != 3) {
-        return bt_err_set(r->err, BT_ERR_UNSUPPORTED, "%s: byte 4: GGUF version %" PRIu64 ", known are 2 and 3", r->path,
+        return bt_err_set(r->err, BT_ERR_UNSUPPORTED,
+                          "%s: byte 4: GGUF version %" PRIu64 ", known are 2 and 3", r->path,
                           version);
     }
     if (st == BT_OK) {
@@ -434,10 +453,12 @@ static enum bt_status read_header(struct bt_gguf *g, struct reader *r)
     }
     /* Counts are believed only as far as the file's size can back them. */
     if (n_tensors > TENSORS_MAX || n_tensors > r->end / TENSOR_ENTRY_BYTES_MIN) {
-        return bt_err_set(r->err, BT_ERR_INVALID, "%s: byte 8: %" PRIu64 " tensors", r->path, n_tensors);
+        return bt_err_set(r->err, BT_ERR_INVALID, "%s: byte 8: %" PRIu64 " tensors", r->path,
+                          n_tensors);
     }
     if (n_values > KEYS_MAX || n_values > r->end / KEY_ENTRY_BYTES_MIN) {
-        return bt_err_set(r->err, BT_ERR_INVALID, "%s: byte 16: %" PRIu64 " metadata keys", r->path, n_values);
+        return bt_err_set(r->err, BT_ERR_INVALID, "%s: byte 16: %" PRIu64 " metadata keys", r->path,
+                          n_values);
     }
     st = read_values(g, r, n_values);
     return st == BT_OK ? read_tensors(g, r, n_tensors) : st;

@@ -1,5 +1,5 @@
-/* Typed reading of GGUF metadata values. Owns the conversions between stored and asked-for types; the bytes were checked
- * when the file was opened. */
+/* Typed reading of GGUF metadata values. Owns the conversions between stored and asked-for types;
+ * the bytes were checked when the file was opened. */
 
 #include <math.h>
 #include <string.h>
@@ -75,18 +75,22 @@ static bool as_real(enum bt_gguf_type type, const uint8_t *p, double *out)
     return true;
 }
 
-static enum bt_status find(const struct bt_gguf *g, const char *key, const struct bt_gguf_value **v, struct bt_err *err)
+static enum bt_status find(const struct bt_gguf *g, const char *key, const struct bt_gguf_value **v,
+                           struct bt_err *err)
 {
     *v = bt_gguf_find(g, key);
-    return *v != NULL ? BT_OK : bt_err_set(err, BT_ERR_NOT_FOUND, "%s: no key %s", bt_gguf_path(g), key);
+    return *v != NULL ? BT_OK
+                      : bt_err_set(err, BT_ERR_NOT_FOUND, "%s: no key %s", bt_gguf_path(g), key);
 }
 
-static enum bt_status wrong(const struct bt_gguf *g, const char *key, const char *want, struct bt_err *err)
+static enum bt_status wrong(const struct bt_gguf *g, const char *key, const char *want,
+                            struct bt_err *err)
 {
     return bt_err_set(err, BT_ERR_INVALID, "%s: key %s is not %s", bt_gguf_path(g), key, want);
 }
 
-enum bt_status bt_gguf_get_u64(const struct bt_gguf *g, const char *key, uint64_t *out, struct bt_err *err)
+enum bt_status bt_gguf_get_u64(const struct bt_gguf *g, const char *key, uint64_t *out,
+                               struct bt_err *err)
 {
     const struct bt_gguf_value *v;
     uint64_t u;
@@ -103,7 +107,8 @@ enum bt_status bt_gguf_get_u64(const struct bt_gguf *g, const char *key, uint64_
     return BT_OK;
 }
 
-enum bt_status bt_gguf_get_f64(const struct bt_gguf *g, const char *key, double *out, struct bt_err *err)
+enum bt_status bt_gguf_get_f64(const struct bt_gguf *g, const char *key, double *out,
+                               struct bt_err *err)
 {
     const struct bt_gguf_value *v;
     double d;
@@ -119,7 +124,8 @@ enum bt_status bt_gguf_get_f64(const struct bt_gguf *g, const char *key, double 
     return BT_OK;
 }
 
-enum bt_status bt_gguf_get_bool(const struct bt_gguf *g, const char *key, bool *out, struct bt_err *err)
+enum bt_status bt_gguf_get_bool(const struct bt_gguf *g, const char *key, bool *out,
+                                struct bt_err *err)
 {
     const struct bt_gguf_value *v;
     enum bt_status st = find(g, key, &v, err);
@@ -134,7 +140,8 @@ enum bt_status bt_gguf_get_bool(const struct bt_gguf *g, const char *key, bool *
     return BT_OK;
 }
 
-enum bt_status bt_gguf_get_str(const struct bt_gguf *g, const char *key, const char **s, size_t *n, struct bt_err *err)
+enum bt_status bt_gguf_get_str(const struct bt_gguf *g, const char *key, const char **s, size_t *n,
+                               struct bt_err *err)
 {
     const struct bt_gguf_value *v;
     enum bt_status st = find(g, key, &v, err);
@@ -150,8 +157,8 @@ enum bt_status bt_gguf_get_str(const struct bt_gguf *g, const char *key, const c
     return BT_OK;
 }
 
-enum bt_status bt_gguf_iter_strings(const struct bt_gguf *g, const char *key, struct bt_gguf_iter *it,
-                                    struct bt_err *err)
+enum bt_status bt_gguf_iter_strings(const struct bt_gguf *g, const char *key,
+                                    struct bt_gguf_iter *it, struct bt_err *err)
 {
     const struct bt_gguf_value *v;
     enum bt_status st = find(g, key, &v, err);
@@ -166,8 +173,8 @@ enum bt_status bt_gguf_iter_strings(const struct bt_gguf *g, const char *key, st
     return BT_OK;
 }
 
-enum bt_status bt_gguf_iter_numbers(const struct bt_gguf *g, const char *key, struct bt_gguf_iter *it,
-                                    struct bt_err *err)
+enum bt_status bt_gguf_iter_numbers(const struct bt_gguf *g, const char *key,
+                                    struct bt_gguf_iter *it, struct bt_err *err)
 {
     const struct bt_gguf_value *v;
     enum bt_status st = find(g, key, &v, err);
@@ -175,7 +182,8 @@ enum bt_status bt_gguf_iter_numbers(const struct bt_gguf *g, const char *key, st
     if (st != BT_OK) {
         return st;
     }
-    if (v->type != BT_GGUF_ARRAY || v->elem_type == BT_GGUF_STRING || v->elem_type == BT_GGUF_ARRAY) {
+    if (v->type != BT_GGUF_ARRAY || v->elem_type == BT_GGUF_STRING ||
+        v->elem_type == BT_GGUF_ARRAY) {
         return wrong(g, key, "an array of numbers", err);
     }
     *it = (struct bt_gguf_iter){v->data, v->count, v->elem_type};

@@ -1,5 +1,5 @@
-/* Typed access to config.json and generation_config.json. Owns the two documents, paths into them and the first error
- * met; knows no key by meaning except where token ids are looked up. */
+/* Typed access to config.json and generation_config.json. Owns the two documents, paths into them
+ * and the first error met; knows no key by meaning except where token ids are looked up. */
 
 #include "files/hf_config.h"
 
@@ -52,7 +52,8 @@ static json_t *get(const struct bt_hf *c, const char *key)
     return set_value(c->root, key);
 }
 
-static void fail_at(struct bt_hf *c, const char *path, enum bt_status st, const char *key, const char *text)
+static void fail_at(struct bt_hf *c, const char *path, enum bt_status st, const char *key,
+                    const char *text)
 {
     if (c->first.status == BT_OK) {
         (void)bt_err_set(&c->first, st, "%s: %s: %s", path, key, text);
@@ -123,7 +124,8 @@ enum bt_status bt_hf_open(const char *dir, struct bt_hf **out, struct bt_err *er
     return BT_OK;
 }
 
-enum bt_status bt_hf_open_text(const char *name, const char *text, size_t n, struct bt_hf **out, struct bt_err *err)
+enum bt_status bt_hf_open_text(const char *name, const char *text, size_t n, struct bt_hf **out,
+                               struct bt_err *err)
 {
     struct bt_hf *c = bt_calloc(1, sizeof(*c));
     enum bt_status st;
@@ -200,7 +202,8 @@ static bool as_int(const json_t *v, int64_t *out)
     return false;
 }
 
-static int64_t int_value(struct bt_hf *c, const json_t *v, const char *key, int64_t min, int64_t max, int64_t def)
+static int64_t int_value(struct bt_hf *c, const json_t *v, const char *key, int64_t min,
+                         int64_t max, int64_t def)
 {
     int64_t i;
     char text[96];
@@ -210,8 +213,8 @@ static int64_t int_value(struct bt_hf *c, const json_t *v, const char *key, int6
         return def;
     }
     if (i < min || i > max) {
-        (void)snprintf(text, sizeof(text), "%lld is outside %lld … %lld", (long long)i, (long long)min,
-                       (long long)max);
+        (void)snprintf(text, sizeof(text), "%lld is outside %lld … %lld", (long long)i,
+                       (long long)min, (long long)max);
         fail(c, key, text);
         return def;
     }

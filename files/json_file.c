@@ -1,5 +1,5 @@
-/* Reads JSON text into jansson values. Owns the size limit, the treatment of oversized integers and the wording of
- * syntax errors; knows nothing of what a document means. */
+/* Reads JSON text into jansson values. Owns the size limit, the treatment of oversized integers and
+ * the wording of syntax errors; knows nothing of what a document means. */
 
 #include "files/json_file.h"
 
@@ -11,7 +11,8 @@
 #include <unistd.h>
 #include "base/mem.h"
 
-enum bt_status bt_json_parse(const char *name, const char *text, size_t n, struct json_t **out, struct bt_err *err)
+enum bt_status bt_json_parse(const char *name, const char *text, size_t n, struct json_t **out,
+                             struct bt_err *err)
 {
     const size_t flags = JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL;
     json_error_t je;
@@ -24,7 +25,8 @@ enum bt_status bt_json_parse(const char *name, const char *text, size_t n, struc
         if (json_error_code(&je) == json_error_out_of_memory) {
             return bt_err_set(err, BT_ERR_NOMEM, "%s: out of memory while parsing JSON", name);
         }
-        return bt_err_set(err, BT_ERR_INVALID, "%s: byte %d (line %d): %s", name, je.position, je.line, je.text);
+        return bt_err_set(err, BT_ERR_INVALID, "%s: byte %d (line %d): %s", name, je.position,
+                          je.line, je.text);
     }
     *out = v;
     return BT_OK;
@@ -40,7 +42,8 @@ static enum bt_status read_all(int fd, const char *path, char *buf, size_t n, st
             continue;
         }
         if (r < 0) {
-            return bt_err_set(err, BT_ERR_IO, "%s: read at byte %zu: %s", path, got, strerror(errno));
+            return bt_err_set(err, BT_ERR_IO, "%s: read at byte %zu: %s", path, got,
+                              strerror(errno));
         }
         if (r == 0) {
             return bt_err_set(err, BT_ERR_IO, "%s: ends at byte %zu of %zu", path, got, n);
@@ -50,7 +53,8 @@ static enum bt_status read_all(int fd, const char *path, char *buf, size_t n, st
     return BT_OK;
 }
 
-enum bt_status bt_json_file_read(const char *path, size_t max_bytes, struct json_t **out, struct bt_err *err)
+enum bt_status bt_json_file_read(const char *path, size_t max_bytes, struct json_t **out,
+                                 struct bt_err *err)
 {
     struct stat sb;
     enum bt_status st;
@@ -58,14 +62,16 @@ enum bt_status bt_json_file_read(const char *path, size_t max_bytes, struct json
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
 
     if (fd < 0) {
-        return bt_err_set(err, errno == ENOENT ? BT_ERR_NOT_FOUND : BT_ERR_IO, "%s: %s", path, strerror(errno));
+        return bt_err_set(err, errno == ENOENT ? BT_ERR_NOT_FOUND : BT_ERR_IO, "%s: %s", path,
+                          strerror(errno));
     }
     if (fstat(fd, &sb) != 0 || !S_ISREG(sb.st_mode)) {
         st = bt_err_set(err, BT_ERR_IO, "%s: not a regular file", path);
         goto out_close;
     }
     if ((uint64_t)sb.st_size > max_bytes) {
-        st = bt_err_set(err, BT_ERR_INVALID, "%s: %lld bytes, the limit is %zu", path, (long long)sb.st_size, max_bytes);
+        st = bt_err_set(err, BT_ERR_INVALID, "%s: %lld bytes, the limit is %zu", path,
+                        (long long)sb.st_size, max_bytes);
         goto out_close;
     }
     buf = bt_alloc((size_t)sb.st_size);

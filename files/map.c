@@ -1,4 +1,5 @@
-/* Maps files read-only. Owns the mapping and its checks against odd files; knows nothing of formats. */
+/* Maps files read-only. Owns the mapping and its checks against odd files; knows nothing of
+ * formats. */
 
 #include "files/map.h"
 
@@ -9,7 +10,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static enum bt_status map_fd(struct bt_file_map *m, int fd, const char *path, size_t min_bytes, struct bt_err *err)
+static enum bt_status map_fd(struct bt_file_map *m, int fd, const char *path, size_t min_bytes,
+                             struct bt_err *err)
 {
     struct stat sb;
 
@@ -20,7 +22,8 @@ static enum bt_status map_fd(struct bt_file_map *m, int fd, const char *path, si
         return bt_err_set(err, BT_ERR_IO, "%s: not a regular file", path);
     }
     if (sb.st_size == 0 || (uint64_t)sb.st_size < min_bytes) {
-        return bt_err_set(err, BT_ERR_INVALID, "%s: %lld bytes is too short", path, (long long)sb.st_size);
+        return bt_err_set(err, BT_ERR_INVALID, "%s: %lld bytes is too short", path,
+                          (long long)sb.st_size);
     }
     if ((uint64_t)sb.st_size > SIZE_MAX) {
         return bt_err_set(err, BT_ERR_INVALID, "%s: %lld bytes do not fit the address space", path,
@@ -28,21 +31,24 @@ static enum bt_status map_fd(struct bt_file_map *m, int fd, const char *path, si
     }
     void *p = mmap(NULL, (size_t)sb.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
     if (p == MAP_FAILED) {
-        return bt_err_set(err, errno == ENOMEM ? BT_ERR_NOMEM : BT_ERR_IO, "%s: mmap of %lld bytes: %s", path,
-                          (long long)sb.st_size, strerror(errno));
+        return bt_err_set(err, errno == ENOMEM ? BT_ERR_NOMEM : BT_ERR_IO,
+                          "%s: mmap of %lld bytes: %s", path, (long long)sb.st_size,
+                          strerror(errno));
     }
     m->data = p;
     m->bytes = (size_t)sb.st_size;
     return BT_OK;
 }
 
-enum bt_status bt_file_map_open(struct bt_file_map *m, const char *path, size_t min_bytes, struct bt_err *err)
+enum bt_status bt_file_map_open(struct bt_file_map *m, const char *path, size_t min_bytes,
+                                struct bt_err *err)
 {
     /* O_NONBLOCK: a FIFO under the name must not hang the opening. */
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
 
     if (fd < 0) {
-        return bt_err_set(err, errno == ENOENT ? BT_ERR_NOT_FOUND : BT_ERR_IO, "%s: %s", path, strerror(errno));
+        return bt_err_set(err, errno == ENOENT ? BT_ERR_NOT_FOUND : BT_ERR_IO, "%s: %s", path,
+                          strerror(errno));
     }
     enum bt_status st = map_fd(m, fd, path, min_bytes, err);
     (void)close(fd);

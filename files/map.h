@@ -1,8 +1,8 @@
 #ifndef BT_FILES_MAP_H
 #define BT_FILES_MAP_H
 
-/* A regular file mapped read-only. The file must not shrink while mapped (the process would get SIGBUS): model files are
- * replaced by renaming, never rewritten. Any thread. */
+/* A regular file mapped read-only. The file must not shrink while mapped (the process would get
+ * SIGBUS): model files are replaced by renaming, never rewritten. Any thread. */
 
 #include <stddef.h>
 #include <stdint.h>
@@ -13,7 +13,8 @@ struct bt_file_map {
     size_t bytes;
 };
 
-/* Maps the whole file; files shorter than min_bytes are BT_ERR_INVALID. BT_ERR_NOT_FOUND, BT_ERR_IO otherwise. */
+/* Maps the whole file; files shorter than min_bytes are BT_ERR_INVALID. BT_ERR_NOT_FOUND, BT_ERR_IO
+ * otherwise. */
 enum bt_status bt_file_map_open(struct bt_file_map *m, const char *path, size_t min_bytes,
                                 struct bt_err *err) BT_NODISCARD;
 /* Legal on a zeroed map. */

@@ -1,5 +1,6 @@
-/* Reads safetensors headers and keeps the files mapped. Owns every check of a header and of a shard index; refuses to
- * know what a tensor is for. Element types that the kernels have no use for are kept by name and size only. */
+/* Reads safetensors headers and keeps the files mapped. Owns every check of a header and of a shard
+ * index; refuses to know what a tensor is for. Element types that the kernels have no use for are
+ * kept by name and size only. */
 
 #include "files/safetensors.h"
 
@@ -32,13 +33,15 @@ struct st_type {
 };
 
 static const struct st_type types[] = {
-    {"F32", 32, true, BT_DTYPE_F32},  {"F16", 16, true, BT_DTYPE_F16}, {"BF16", 16, true, BT_DTYPE_BF16},
-    {"F64", 64, false, BT_DTYPE_F32}, {"I64", 64, false, BT_DTYPE_F32}, {"U64", 64, false, BT_DTYPE_F32},
-    {"I32", 32, false, BT_DTYPE_F32}, {"U32", 32, false, BT_DTYPE_F32}, {"I16", 16, false, BT_DTYPE_F32},
-    {"U16", 16, false, BT_DTYPE_F32}, {"I8", 8, false, BT_DTYPE_F32},   {"U8", 8, false, BT_DTYPE_F32},
-    {"BOOL", 8, false, BT_DTYPE_F32}, {"F8_E4M3", 8, false, BT_DTYPE_F32},
+    {"F32", 32, true, BT_DTYPE_F32},     {"F16", 16, true, BT_DTYPE_F16},
+    {"BF16", 16, true, BT_DTYPE_BF16},   {"F64", 64, false, BT_DTYPE_F32},
+    {"I64", 64, false, BT_DTYPE_F32},    {"U64", 64, false, BT_DTYPE_F32},
+    {"I32", 32, false, BT_DTYPE_F32},    {"U32", 32, false, BT_DTYPE_F32},
+    {"I16", 16, false, BT_DTYPE_F32},    {"U16", 16, false, BT_DTYPE_F32},
+    {"I8", 8, false, BT_DTYPE_F32},      {"U8", 8, false, BT_DTYPE_F32},
+    {"BOOL", 8, false, BT_DTYPE_F32},    {"F8_E4M3", 8, false, BT_DTYPE_F32},
     {"F8_E5M2", 8, false, BT_DTYPE_F32}, {"F8_E8M0", 8, false, BT_DTYPE_F32},
-    {"F4", 4, false, BT_DTYPE_F32},   {"C64", 64, false, BT_DTYPE_F32},
+    {"F4", 4, false, BT_DTYPE_F32},      {"C64", 64, false, BT_DTYPE_F32},
 };
 
 struct bt_st {
@@ -77,12 +80,14 @@ static struct bt_tensor *push_tensor(struct bt_st *s)
 }
 
 /* Shape and the bytes that it asks for. */
-static enum bt_status read_shape(struct bt_tensor *t, const json_t *shape, uint32_t bits, struct bt_err *err)
+static enum bt_status read_shape(struct bt_tensor *t, const json_t *shape, uint32_t bits,
+                                 struct bt_err *err)
 {
     uint64_t n_bits = bits;
 
     if (!json_is_array(shape) || json_array_size(shape) > BT_TENSOR_DIMS_MAX) {
-        return bt_err_set(err, BT_ERR_INVALID, "shape is not an array of at most %d numbers", BT_TENSOR_DIMS_MAX);
+        return bt_err_set(err, BT_ERR_INVALID, "shape is not an array of at most %d numbers",
+                          BT_TENSOR_DIMS_MAX);
     }
     t->n_dims = (uint32_t)json_array_size(shape);
     for (uint32_t i = 0; i < t->n_dims; i++) {
@@ -102,8 +107,8 @@ static enum bt_status read_shape(struct bt_tensor *t, const json_t *shape, uint3
     return BT_OK;
 }
 
-static enum bt_status read_entry(struct bt_tensor *t, const json_t *entry, const uint8_t *data, size_t data_bytes,
-                                 struct bt_err *err)
+static enum bt_status read_entry(struct bt_tensor *t, const json_t *entry, const uint8_t *data,
+                                 size_t data_bytes, struct bt_err *err)
 {
     const json_t *off = json_object_get(entry, "data_offsets");
     const char *type_name = json_string_value(json_object_get(entry, "dtype"));
@@ -122,19 +127,20 @@ static enum bt_status read_entry(struct bt_tensor *t, const json_t *entry, const
     if (st != BT_OK) {
         return st;
     }
-    if (!json_is_array(off) || json_array_size(off) != 2 || !json_is_integer(json_array_get(off, 0)) ||
-        !json_is_integer(json_array_get(off, 1))) {
+    if (!json_is_array(off) || json_array_size(off) != 2 ||
+        !json_is_integer(json_array_get(off, 0)) || !json_is_integer(json_array_get(off, 1))) {
         return bt_err_set(err, BT_ERR_INVALID, "data_offsets is not a pair of integers");
     }
     long long begin = json_integer_value(json_array_get(off, 0));
     long long end = json_integer_value(json_array_get(off, 1));
     if (begin < 0 || end < begin || (uint64_t)end > data_bytes) {
-        return bt_err_set(err, BT_ERR_INVALID, "data_offsets [%lld, %lld] are outside the file's %zu bytes of data",
+        return bt_err_set(err, BT_ERR_INVALID,
+                          "data_offsets [%lld, %lld] are outside the file's %zu bytes of data",
                           begin, end, data_bytes);
     }
     if ((uint64_t)(end - begin) != t->bytes) {
-        return bt_err_set(err, BT_ERR_INVALID, "data_offsets hold %lld bytes, the shape needs %zu", end - begin,
-                          t->bytes);
+        return bt_err_set(err, BT_ERR_INVALID, "data_offsets hold %lld bytes, the shape needs %zu",
+                          end - begin, t->bytes);
     }
     t->data = data + begin;
     return BT_OK;
@@ -158,15 +164,15 @@ static enum bt_status check_overlaps(struct bt_tensor *t, size_t n, struct bt_er
     }
     for (size_t i = 1; i < n; i++) {
         if ((const uint8_t *)t[i - 1].data + t[i - 1].bytes > (const uint8_t *)t[i].data) {
-            return bt_err_set(err, BT_ERR_INVALID, "%s: tensors %s and %s overlap", t[i].file, t[i - 1].name,
-                              t[i].name);
+            return bt_err_set(err, BT_ERR_INVALID, "%s: tensors %s and %s overlap", t[i].file,
+                              t[i - 1].name, t[i].name);
         }
     }
     return BT_OK;
 }
 
-static enum bt_status read_tensors(struct bt_st *s, const char *file, const json_t *header, const uint8_t *data,
-                                   size_t data_bytes, struct bt_err *err)
+static enum bt_status read_tensors(struct bt_st *s, const char *file, const json_t *header,
+                                   const uint8_t *data, size_t data_bytes, struct bt_err *err)
 {
     size_t first = s->n_tensors;
     const char *name;
@@ -178,7 +184,8 @@ static enum bt_status read_tensors(struct bt_st *s, const char *file, const json
             continue;
         }
         if (strlen(name) > NAME_BYTES_MAX || s->n_tensors >= TENSORS_MAX) {
-            return bt_err_set(err, BT_ERR_INVALID, "%s: a tensor name over %d bytes, or over %d tensors", file,
+            return bt_err_set(err, BT_ERR_INVALID,
+                              "%s: a tensor name over %d bytes, or over %d tensors", file,
                               NAME_BYTES_MAX, TENSORS_MAX);
         }
         struct bt_tensor *t = push_tensor(s);
@@ -214,7 +221,8 @@ static enum bt_status open_file(struct bt_st *s, const char *path, struct bt_err
         header_bytes |= (uint64_t)m->data[i] << (8 * i);
     }
     if (header_bytes > HEADER_BYTES_MAX || header_bytes > m->bytes - 8) {
-        return bt_err_set(err, BT_ERR_INVALID, "%s: byte 0: header of %llu bytes (file: %zu, limit: %d)", path,
+        return bt_err_set(err, BT_ERR_INVALID,
+                          "%s: byte 0: header of %llu bytes (file: %zu, limit: %d)", path,
                           (unsigned long long)header_bytes, m->bytes, HEADER_BYTES_MAX);
     }
     st = bt_json_parse(path, (const char *)m->data + 8, (size_t)header_bytes, &header, err);
@@ -224,7 +232,8 @@ static enum bt_status open_file(struct bt_st *s, const char *path, struct bt_err
     if (!json_is_object(header)) {
         st = bt_err_set(err, BT_ERR_INVALID, "%s: byte 8: the header is no JSON object", path);
     } else {
-        st = read_tensors(s, file, header, m->data + 8 + header_bytes, m->bytes - 8 - (size_t)header_bytes, err);
+        st = read_tensors(s, file, header, m->data + 8 + header_bytes,
+                          m->bytes - 8 - (size_t)header_bytes, err);
     }
     json_decref(header);
     return st;
@@ -247,8 +256,8 @@ static enum bt_status build_names(struct bt_st *s, struct bt_err *err)
 }
 
 /* Opens every distinct shard of weight_map, in order of first mention. */
-static enum bt_status open_shards(struct bt_st *s, const char *dir, const char *index, const json_t *weight_map,
-                                  struct bt_map *seen, struct bt_err *err)
+static enum bt_status open_shards(struct bt_st *s, const char *dir, const char *index,
+                                  const json_t *weight_map, struct bt_map *seen, struct bt_err *err)
 {
     const char *name;
     json_t *v;
@@ -259,7 +268,8 @@ static enum bt_status open_shards(struct bt_st *s, const char *dir, const char *
         uint64_t other;
         if (file == NULL || file[0] == '\0' || file[0] == '.' || strchr(file, '/') != NULL ||
             strlen(file) > NAME_BYTES_MAX) {
-            return bt_err_set(err, BT_ERR_INVALID, "%s: weight_map.%.256s is no plain file name", index, name);
+            return bt_err_set(err, BT_ERR_INVALID, "%s: weight_map.%.256s is no plain file name",
+                              index, name);
         }
         if (bt_map_get(seen, file, strlen(file), &other)) {
             continue;
@@ -281,8 +291,8 @@ static enum bt_status open_shards(struct bt_st *s, const char *dir, const char *
 }
 
 /* Every entry of the index must be where the index says. */
-static enum bt_status check_index(const struct bt_st *s, const char *index, const json_t *weight_map,
-                                  struct bt_err *err)
+static enum bt_status check_index(const struct bt_st *s, const char *index,
+                                  const json_t *weight_map, struct bt_err *err)
 {
     const char *name;
     json_t *v;
@@ -292,14 +302,15 @@ static enum bt_status check_index(const struct bt_st *s, const char *index, cons
         const struct bt_tensor *t = bt_st_find(s, name);
         const char *base = t == NULL ? NULL : strrchr(t->file, '/');
         if (base == NULL || strcmp(base + 1, json_string_value(v)) != 0) {
-            return bt_err_set(err, BT_ERR_INVALID, "%s: tensor %.256s is not in %.128s", index, name,
-                              json_string_value(v));
+            return bt_err_set(err, BT_ERR_INVALID, "%s: tensor %.256s is not in %.128s", index,
+                              name, json_string_value(v));
         }
     }
     return BT_OK;
 }
 
-static enum bt_status open_index(struct bt_st *s, const char *dir, const char *index, struct bt_err *err)
+static enum bt_status open_index(struct bt_st *s, const char *dir, const char *index,
+                                 struct bt_err *err)
 {
     json_t *root;
     struct bt_map seen;
@@ -342,7 +353,8 @@ static enum bt_status open_dir(struct bt_st *s, const char *dir, struct bt_err *
     } else if (stat(index.data, &sb) == 0) {
         st = open_index(s, dir, index.data, err);
     } else {
-        st = bt_err_set(err, BT_ERR_NOT_FOUND, "%s: neither model.safetensors nor model.safetensors.index.json", dir);
+        st = bt_err_set(err, BT_ERR_NOT_FOUND,
+                        "%s: neither model.safetensors nor model.safetensors.index.json", dir);
     }
     bt_buf_fini(&single);
     bt_buf_fini(&index);

@@ -16,9 +16,9 @@ struct bt_tensor {
     const char *type_name; /* as the file spells it: "BF16", "F8_E4M3", "Q5_K", … */
     bool supported;        /* false: dtype has no meaning, data must not be interpreted */
     enum bt_dtype dtype;
-    uint32_t n_dims;       /* 0: a scalar */
+    uint32_t n_dims;                    /* 0: a scalar */
     uint64_t shape[BT_TENSOR_DIMS_MAX]; /* outermost first; the last one is contiguous */
-    const void *data;      /* any alignment; NULL for an unsupported GGUF type, whose size is unknown */
+    const void *data; /* any alignment; NULL for an unsupported GGUF type, whose size is unknown */
     size_t bytes;
 };
 

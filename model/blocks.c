@@ -1,5 +1,5 @@
-/* The computing pieces of a layer, in backend calls. Owns the use of the workspace's buffers; refuses to know which
- * family calls. */
+/* The computing pieces of a layer, in backend calls. Owns the use of the workspace's buffers;
+ * refuses to know which family calls. */
 
 #include "model/blocks_int.h"
 
@@ -10,12 +10,14 @@ void bt_block_norm(struct bt_pass *p, float *y, const float *x, const float *w)
     bt_k_rmsnorm(p->k, y, c->dim, x, c->dim, w, c->norm_offset, (float)c->rms_eps, p->n, 1, c->dim);
 }
 
-static void linear(struct bt_pass *p, float *y, size_t ldy, const float *x, size_t ldx, const struct bt_linear *l)
+static void linear(struct bt_pass *p, float *y, size_t ldy, const float *x, size_t ldx,
+                   const struct bt_linear *l)
 {
     bt_k_gemm(p->k, y, ldy, x, ldx, l->w, l->bias, p->n);
 }
 
-static void project_qkv(struct bt_pass *p, const struct bt_layer *l, float *q, float *key, float *value)
+static void project_qkv(struct bt_pass *p, const struct bt_layer *l, float *q, float *key,
+                        float *value)
 {
     const struct bt_model_config *c = &p->m->config;
     size_t ld = p->ws->qkv_width;
@@ -28,9 +30,10 @@ static void project_qkv(struct bt_pass *p, const struct bt_layer *l, float *q, f
         linear(p, value, ld, p->ws->h, c->dim, &l->v);
     }
     if (l->q_norm != NULL) {
-        bt_k_rmsnorm(p->k, q, ld, q, ld, l->q_norm, c->norm_offset, (float)c->rms_eps, p->n, c->n_heads, c->head_dim);
-        bt_k_rmsnorm(p->k, key, ld, key, ld, l->k_norm, c->norm_offset, (float)c->rms_eps, p->n, c->n_kv_heads,
-                     c->head_dim);
+        bt_k_rmsnorm(p->k, q, ld, q, ld, l->q_norm, c->norm_offset, (float)c->rms_eps, p->n,
+                     c->n_heads, c->head_dim);
+        bt_k_rmsnorm(p->k, key, ld, key, ld, l->k_norm, c->norm_offset, (float)c->rms_eps, p->n,
+                     c->n_kv_heads, c->head_dim);
     }
     const float *cos = p->ws->cos[l->rope], *sin = p->ws->sin[l->rope];
     uint32_t rot = c->ropes[l->rope].dim;
@@ -44,7 +47,8 @@ void bt_block_attention(struct bt_pass *p, uint32_t layer)
     const struct bt_layer *l = &p->m->layers[layer];
     struct bt_model_ws *ws = p->ws;
     uint32_t g = p->m->layer_group[layer];
-    size_t q_width = (size_t)c->n_heads * c->head_dim, kv_width = (size_t)c->n_kv_heads * c->head_dim;
+    size_t q_width = (size_t)c->n_heads * c->head_dim,
+           kv_width = (size_t)c->n_kv_heads * c->head_dim;
     float *q = ws->qkv, *key = q + q_width, *value = key + kv_width;
     const struct bt_k_span *spans = ws->spans + (size_t)g * ws->max_tokens;
 

@@ -1,8 +1,9 @@
 #ifndef BT_MODEL_BLOCKS_INT_H
 #define BT_MODEL_BLOCKS_INT_H
 
-/* The pieces that families wire together. Rows of all buffers are the batch's tokens; every piece is backend calls only.
- * A pass that layer_done abandoned has p->stopped set: pieces after it do nothing. */
+/* The pieces that families wire together. Rows of all buffers are the batch's tokens; every piece
+ * is backend calls only. A pass that layer_done abandoned has p->stopped set: pieces after it do
+ * nothing. */
 
 #include "model/model_int.h"
 
@@ -12,12 +13,12 @@ struct bt_model_ws {
     uint32_t max_tokens, max_out;
     size_t qkv_width, ffn_width; /* floats of one row */
     /* device, [max_tokens, …] */
-    float *x;    /* [dim]: the residual stream */
-    float *h;    /* [dim]: input of a block */
-    float *o;    /* [dim]: output of a block */
-    float *qkv;  /* [qkv_width]: q heads, k heads, v heads */
-    float *attn; /* [n_heads * head_dim] */
-    float *ffn;  /* [2 * ffn_dim]: gate, up; NULL when no layer is dense */
+    float *x;      /* [dim]: the residual stream */
+    float *h;      /* [dim]: input of a block */
+    float *o;      /* [dim]: output of a block */
+    float *qkv;    /* [qkv_width]: q heads, k heads, v heads */
+    float *attn;   /* [n_heads * head_dim] */
+    float *ffn;    /* [2 * ffn_dim]: gate, up; NULL when no layer is dense */
     float *router; /* [n_experts]; NULL when dense */
     float *out;    /* [max_out, dim] */
     float *logits; /* [max_out, vocab] */
@@ -38,7 +39,8 @@ struct bt_pass {
 
 /* y = norm(x), rows of dim. */
 void bt_block_norm(struct bt_pass *p, float *y, const float *x, const float *w);
-/* o = attention(h): projections, per-head norms where the layer has them, rope, cache, attention, output projection. */
+/* o = attention(h): projections, per-head norms where the layer has them, rope, cache, attention,
+ * output projection. */
 void bt_block_attention(struct bt_pass *p, uint32_t layer);
 /* o = feed-forward(h), dense or mixture of experts as the layer is. */
 void bt_block_ffn(struct bt_pass *p, uint32_t layer);
@@ -50,7 +52,8 @@ void bt_block_prenorm_layer(struct bt_pass *p, uint32_t layer);
 /* The same with a second norm after attention and after ffn: gemma 2 and 3. */
 void bt_block_sandwich_layer(struct bt_pass *p, uint32_t layer);
 
-/* Tensors of attention with separate q, k, v under both formats' usual names. qk_norm: with per-head norms. */
+/* Tensors of attention with separate q, k, v under both formats' usual names. qk_norm: with
+ * per-head norms. */
 void bt_bind_attention(struct bt_binder *b, uint32_t layer, bool qk_norm);
 /* Tensors of a dense feed-forward with separate gate and up under the usual names. */
 void bt_bind_mlp(struct bt_binder *b, uint32_t layer);

@@ -1,5 +1,5 @@
-/* Reads GGUF metadata into bt_model_config. Owns the keys that the architectures share and the refusal of what would
- * change the result unseen; a family adds its own keys. */
+/* Reads GGUF metadata into bt_model_config. Owns the keys that the architectures share and the
+ * refusal of what would change the result unseen; a family adds its own keys. */
 
 #include <math.h>
 #include <stdio.h>
@@ -8,7 +8,8 @@
 #include "model/model_int.h"
 
 static const struct bt_family *const families[] = {
-    &bt_family_llama, &bt_family_qwen2, &bt_family_qwen3, &bt_family_gemma2, &bt_family_gemma3, &bt_family_phi3,
+    &bt_family_llama,  &bt_family_qwen2,  &bt_family_qwen3,
+    &bt_family_gemma2, &bt_family_gemma3, &bt_family_phi3,
 };
 
 struct bt_meta {
@@ -30,7 +31,8 @@ void bt_meta_fail(struct bt_meta *g, enum bt_status st, const char *key, const c
     char full[META_KEY_MAX];
 
     if (g->first.status == BT_OK) {
-        (void)bt_err_set(&g->first, st, "%s: key %s: %s", bt_gguf_path(g->g), full_key(g, key, full), text);
+        (void)bt_err_set(&g->first, st, "%s: key %s: %s", bt_gguf_path(g->g),
+                         full_key(g, key, full), text);
     }
 }
 
@@ -41,7 +43,8 @@ bool bt_meta_has(struct bt_meta *g, const char *key)
     return bt_gguf_find(g->g, full_key(g, key, full)) != NULL;
 }
 
-uint32_t bt_meta_u32_or(struct bt_meta *g, const char *key, uint32_t min, uint32_t max, uint32_t def)
+uint32_t bt_meta_u32_or(struct bt_meta *g, const char *key, uint32_t min, uint32_t max,
+                        uint32_t def)
 {
     char full[META_KEY_MAX], text[64];
     struct bt_err err;
@@ -58,7 +61,8 @@ uint32_t bt_meta_u32_or(struct bt_meta *g, const char *key, uint32_t min, uint32
         return def;
     }
     if (v < min || v > max) {
-        (void)snprintf(text, sizeof(text), "%llu is outside %u … %u", (unsigned long long)v, min, max);
+        (void)snprintf(text, sizeof(text), "%llu is outside %u … %u", (unsigned long long)v, min,
+                       max);
         bt_meta_fail(g, BT_ERR_INVALID, key, text);
         return def;
     }
@@ -89,7 +93,8 @@ double bt_meta_f64_or(struct bt_meta *g, const char *key, double def)
 void bt_config_gguf_no_window(struct bt_meta *g)
 {
     if (bt_meta_u32_or(g, "attention.sliding_window", 0, UINT32_MAX, 0) != 0) {
-        bt_meta_fail(g, BT_ERR_UNSUPPORTED, "attention.sliding_window", "is not supported for this architecture");
+        bt_meta_fail(g, BT_ERR_UNSUPPORTED, "attention.sliding_window",
+                     "is not supported for this architecture");
     }
 }
 
@@ -116,17 +121,18 @@ const struct bt_family *bt_config_gguf_family(const struct bt_gguf *g, struct bt
             return families[i];
         }
     }
-    (void)bt_err_set(err, BT_ERR_UNSUPPORTED, "%s: general.architecture \"%.*s\" is not supported", bt_gguf_path(g),
-                     n < 64 ? (int)n : 64, arch);
+    (void)bt_err_set(err, BT_ERR_UNSUPPORTED, "%s: general.architecture \"%.*s\" is not supported",
+                     bt_gguf_path(g), n < 64 ? (int)n : 64, arch);
     return NULL;
 }
 
 /* Keys that name arithmetic which this code does not do. */
 static void refuse_variants(struct bt_meta *g)
 {
-    static const char *const keys[] = {"expert_count",      "logit_scale",           "residual_scale",
-                                       "embedding_scale",   "attention.clamp_kqv",   "attention.max_alibi_bias",
-                                       "rope.scaling.alpha", "rope.scaling.yarn_log_multiplier"};
+    static const char *const keys[] = {"expert_count",        "logit_scale",
+                                       "residual_scale",      "embedding_scale",
+                                       "attention.clamp_kqv", "attention.max_alibi_bias",
+                                       "rope.scaling.alpha",  "rope.scaling.yarn_log_multiplier"};
     uint64_t splits = 1;
     bool causal = true;
     char full[META_KEY_MAX];
@@ -137,12 +143,14 @@ static void refuse_variants(struct bt_meta *g)
             bt_meta_fail(g, BT_ERR_UNSUPPORTED, keys[i], "is not supported");
         }
     }
-    if (bt_gguf_get_bool(g->g, full_key(g, "attention.causal", full), &causal, &err) == BT_OK && !causal) {
+    if (bt_gguf_get_bool(g->g, full_key(g, "attention.causal", full), &causal, &err) == BT_OK &&
+        !causal) {
         bt_meta_fail(g, BT_ERR_UNSUPPORTED, "attention.causal", "false is not supported");
     }
-    if (bt_gguf_get_u64(g->g, "split.count", &splits, &err) == BT_OK && splits > 1 && g->first.status == BT_OK) {
-        (void)bt_err_set(&g->first, BT_ERR_UNSUPPORTED, "%s: split.count: split files are not supported",
-                         bt_gguf_path(g->g));
+    if (bt_gguf_get_u64(g->g, "split.count", &splits, &err) == BT_OK && splits > 1 &&
+        g->first.status == BT_OK) {
+        (void)bt_err_set(&g->first, BT_ERR_UNSUPPORTED,
+                         "%s: split.count: split files are not supported", bt_gguf_path(g->g));
     }
 }
 
@@ -168,7 +176,8 @@ static void read_scaling(struct bt_meta *g, struct bt_rope_spec *s)
         return;
     }
     if (!str_is(type, n, "yarn")) {
-        bt_meta_fail(g, BT_ERR_UNSUPPORTED, "rope.scaling.type", "only none, linear and yarn are supported");
+        bt_meta_fail(g, BT_ERR_UNSUPPORTED, "rope.scaling.type",
+                     "only none, linear and yarn are supported");
         return;
     }
     s->type = BT_ROPE_YARN;
@@ -176,7 +185,8 @@ static void read_scaling(struct bt_meta *g, struct bt_rope_spec *s)
     s->beta_fast = bt_meta_f64_or(g, "rope.scaling.yarn_beta_fast", 32.0);
     s->beta_slow = bt_meta_f64_or(g, "rope.scaling.yarn_beta_slow", 1.0);
     s->truncate = true;
-    double attn = bt_meta_f64_or(g, "rope.scaling.attn_factor", bt_meta_f64_or(g, "rope.scaling.yarn_attn_factor", 1.0));
+    double attn = bt_meta_f64_or(g, "rope.scaling.attn_factor",
+                                 bt_meta_f64_or(g, "rope.scaling.yarn_attn_factor", 1.0));
     if (attn != 1.0) {
         s->attention_factor = attn * (0.1 * log(s->factor) + 1.0);
     }
@@ -194,9 +204,12 @@ static void read_shared(struct bt_model *m, struct bt_meta *g)
     c->dim = bt_meta_u32(g, "embedding_length", 1, BT_DIM_MAX);
     c->n_heads = bt_meta_u32(g, "attention.head_count", 1, BT_DIM_MAX);
     c->n_kv_heads = bt_meta_u32_or(g, "attention.head_count_kv", 1, BT_DIM_MAX, c->n_heads);
-    c->head_dim = bt_meta_u32_or(g, "attention.key_length", 1, BT_HEAD_DIM_MAX, c->dim / c->n_heads);
-    if (bt_meta_u32_or(g, "attention.value_length", 1, BT_HEAD_DIM_MAX, c->head_dim) != c->head_dim) {
-        bt_meta_fail(g, BT_ERR_UNSUPPORTED, "attention.value_length", "differs from the key length");
+    c->head_dim =
+        bt_meta_u32_or(g, "attention.key_length", 1, BT_HEAD_DIM_MAX, c->dim / c->n_heads);
+    if (bt_meta_u32_or(g, "attention.value_length", 1, BT_HEAD_DIM_MAX, c->head_dim) !=
+        c->head_dim) {
+        bt_meta_fail(g, BT_ERR_UNSUPPORTED, "attention.value_length",
+                     "differs from the key length");
     }
     c->context = bt_meta_u32(g, "context_length", 1, BT_CONTEXT_MAX);
     c->ffn_dim = bt_meta_u32(g, "feed_forward_length", 1, BT_DIM_MAX * 4);
@@ -204,7 +217,9 @@ static void read_shared(struct bt_model *m, struct bt_meta *g)
         bt_meta_fail(g, BT_ERR_INVALID, "attention.layer_norm_rms_epsilon", "missing");
     }
     c->rms_eps = bt_meta_f64_or(g, "attention.layer_norm_rms_epsilon", 0.0);
-    c->vocab = embed != NULL && embed->n_dims == 2 && embed->shape[0] <= BT_VOCAB_MAX ? (uint32_t)embed->shape[0] : 0;
+    c->vocab = embed != NULL && embed->n_dims == 2 && embed->shape[0] <= BT_VOCAB_MAX
+                   ? (uint32_t)embed->shape[0]
+                   : 0;
     c->act = BT_K_SILU;
     c->embed_scale = 1.0F;
     c->tied = bt_gguf_tensor_find(m->gguf, "output.weight") == NULL;
@@ -236,8 +251,10 @@ static void read_tokens(struct bt_model_config *c, const struct bt_gguf *g)
             c->eos[c->n_eos++] = (uint32_t)id;
         }
     }
-    c->bos = bt_gguf_get_u64(g, "tokenizer.ggml.bos_token_id", &id, &err) == BT_OK && id <= UINT32_MAX ? (int64_t)id
-                                                                                                        : -1;
+    c->bos =
+        bt_gguf_get_u64(g, "tokenizer.ggml.bos_token_id", &id, &err) == BT_OK && id <= UINT32_MAX
+            ? (int64_t)id
+            : -1;
 }
 
 /* rope_freqs.weight: what each frequency is divided by; how GGUF stores Llama 3's scaling. */
@@ -247,14 +264,16 @@ static enum bt_status read_divisors(struct bt_model *m, struct bt_err *err)
     uint32_t n = m->config.ropes[0].dim / 2;
 
     if (bt_gguf_tensor_find(m->gguf, "rope_factors_long.weight") != NULL) {
-        return bt_err_set(err, BT_ERR_UNSUPPORTED, "%s: tensor rope_factors_long.weight: longrope is not supported",
+        return bt_err_set(err, BT_ERR_UNSUPPORTED,
+                          "%s: tensor rope_factors_long.weight: longrope is not supported",
                           m->path);
     }
     if (t == NULL) {
         return BT_OK;
     }
     if (!t->supported || t->dtype != BT_DTYPE_F32 || t->n_dims != 1 || t->shape[0] != n) {
-        return bt_err_set(err, BT_ERR_INVALID, "%s: tensor rope_freqs.weight is not %u F32 values", m->path, n);
+        return bt_err_set(err, BT_ERR_INVALID, "%s: tensor rope_freqs.weight is not %u F32 values",
+                          m->path, n);
     }
     m->rope_divisors = bt_arena_alloc(&m->arena, n * sizeof(float));
     if (m->rope_divisors == NULL) {
@@ -263,8 +282,8 @@ static enum bt_status read_divisors(struct bt_model *m, struct bt_err *err)
     memcpy(m->rope_divisors, t->data, n * sizeof(float));
     for (uint32_t i = 0; i < n; i++) {
         if (!isfinite(m->rope_divisors[i]) || m->rope_divisors[i] <= 0.0F) {
-            return bt_err_set(err, BT_ERR_INVALID, "%s: tensor rope_freqs.weight: value %u is not positive", m->path,
-                              i);
+            return bt_err_set(err, BT_ERR_INVALID,
+                              "%s: tensor rope_freqs.weight: value %u is not positive", m->path, i);
         }
     }
     return BT_OK;
@@ -278,9 +297,11 @@ enum bt_status bt_config_gguf_read(struct bt_model *m, struct bt_err *err)
     read_shared(m, &g);
     read_tokens(&m->config, m->gguf);
     if (m->config.vocab == 0 && g.first.status == BT_OK) {
-        (void)bt_err_set(&g.first, BT_ERR_INVALID, "%s: no tensor token_embd.weight [vocabulary, dimension]", m->path);
+        (void)bt_err_set(&g.first, BT_ERR_INVALID,
+                         "%s: no tensor token_embd.weight [vocabulary, dimension]", m->path);
     }
-    enum bt_status st = g.first.status == BT_OK ? bt_config_layers_alloc(m, &g.first) : g.first.status;
+    enum bt_status st =
+        g.first.status == BT_OK ? bt_config_layers_alloc(m, &g.first) : g.first.status;
     if (st == BT_OK) {
         m->family->config_gguf(m, &g);
         st = g.first.status;

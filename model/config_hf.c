@@ -1,6 +1,7 @@
-/* Reads config.json into bt_model_config, in both spellings: as published (rope_theta, rope_scaling) and as transformers
- * 5 writes it (rope_parameters, layer_types). Owns what the families share and the refusal of what would change the
- * result unseen; a family adds its own fields. */
+/* Reads config.json into bt_model_config, in both spellings: as published (rope_theta,
+ * rope_scaling) and as transformers 5 writes it (rope_parameters, layer_types). Owns what the
+ * families share and the refusal of what would change the result unseen; a family adds its own
+ * fields. */
 
 #include <math.h>
 #include <stdio.h>
@@ -8,8 +9,9 @@
 #include "model/model_int.h"
 
 static const struct bt_family *const families[] = {
-    &bt_family_llama,  &bt_family_mistral, &bt_family_qwen2,   &bt_family_qwen3,     &bt_family_gemma2,
-    &bt_family_gemma3, &bt_family_phi3,    &bt_family_mixtral, &bt_family_qwen3_moe,
+    &bt_family_llama, &bt_family_mistral, &bt_family_qwen2,
+    &bt_family_qwen3, &bt_family_gemma2,  &bt_family_gemma3,
+    &bt_family_phi3,  &bt_family_mixtral, &bt_family_qwen3_moe,
 };
 
 const struct bt_family *bt_config_hf_family(struct bt_hf *c)
@@ -53,10 +55,11 @@ static enum bt_k_act read_act(struct bt_hf *c, const char *key, const char *def)
 /* Fields whose presence, or whose other value, means arithmetic that this code does not do. */
 static void refuse_variants(struct bt_hf *c)
 {
-    static const char *const absent[] = {"quantization_config", "compression_config", "text_config", "vision_config",
-                                         "clip_qkv",            "alibi",              "attention_chunk_size"};
-    static const char *const off[] = {"use_bidirectional_attention", "use_qk_norm", "is_encoder_decoder",
-                                      "add_cross_attention"};
+    static const char *const absent[] = {"quantization_config", "compression_config", "text_config",
+                                         "vision_config",       "clip_qkv",           "alibi",
+                                         "attention_chunk_size"};
+    static const char *const off[] = {"use_bidirectional_attention", "use_qk_norm",
+                                      "is_encoder_decoder", "add_cross_attention"};
 
     for (size_t i = 0; i < sizeof(absent) / sizeof(absent[0]); i++) {
         if (bt_hf_has(c, absent[i])) {
@@ -74,7 +77,8 @@ static void refuse_variants(struct bt_hf *c)
     if (bt_hf_array_size(c, "architectures") > 0) {
         const char *name = bt_hf_array_str(c, "architectures", 0);
         if (strstr(name, "ForCausalLM") == NULL) {
-            bt_hf_fail(c, BT_ERR_UNSUPPORTED, "architectures", "%.64s is not a causal language model", name);
+            bt_hf_fail(c, BT_ERR_UNSUPPORTED, "architectures",
+                       "%.64s is not a causal language model", name);
         }
     }
 }
@@ -119,7 +123,8 @@ static void read_scaling(struct bt_hf *c, struct bt_rope_spec *s, const char *ob
         return;
     }
     double context = bt_hf_require_real(c, "max_position_embeddings");
-    s->original_context = bt_hf_real(c, join(key, object, "original_max_position_embeddings"), context);
+    s->original_context =
+        bt_hf_real(c, join(key, object, "original_max_position_embeddings"), context);
     /* Beside the object it has precedence, as upstream reads it. */
     s->original_context = bt_hf_real(c, "original_max_position_embeddings", s->original_context);
     if (s->type == BT_ROPE_YARN) {
@@ -139,8 +144,8 @@ static void read_scaling(struct bt_hf *c, struct bt_rope_spec *s, const char *ob
     }
 }
 
-void bt_config_hf_rope(struct bt_hf *c, struct bt_rope_spec *spec, const char *object, const char *theta_key,
-                       const char *scaling_key, double theta_default)
+void bt_config_hf_rope(struct bt_hf *c, struct bt_rope_spec *spec, const char *object,
+                       const char *theta_key, const char *scaling_key, double theta_default)
 {
     char key[192];
     bool v5 = bt_hf_is_object(c, object);
@@ -148,9 +153,11 @@ void bt_config_hf_rope(struct bt_hf *c, struct bt_rope_spec *spec, const char *o
     if (!v5 && bt_hf_has(c, "rope_parameters")) {
         bt_hf_fail(c, BT_ERR_UNSUPPORTED, "rope_parameters", "no object %s", object);
     }
-    if (strcmp(object, "rope_parameters") == 0 && (bt_hf_has(c, "rope_parameters.full_attention") ||
-                                                   bt_hf_has(c, "rope_parameters.sliding_attention"))) {
-        bt_hf_fail(c, BT_ERR_UNSUPPORTED, "rope_parameters", "by layer type is not supported for this model_type");
+    if (strcmp(object, "rope_parameters") == 0 &&
+        (bt_hf_has(c, "rope_parameters.full_attention") ||
+         bt_hf_has(c, "rope_parameters.sliding_attention"))) {
+        bt_hf_fail(c, BT_ERR_UNSUPPORTED, "rope_parameters",
+                   "by layer type is not supported for this model_type");
     }
     spec->theta = bt_hf_real(c, theta_key, theta_default);
     if (v5) {
@@ -177,7 +184,8 @@ static void read_shared(struct bt_model_config *g, struct bt_hf *c)
     g->context = (uint32_t)bt_hf_require_int(c, "max_position_embeddings", 1, BT_CONTEXT_MAX);
     g->ffn_dim = (uint32_t)bt_hf_require_int(c, "intermediate_size", 1, BT_DIM_MAX * 4);
     g->rms_eps = bt_hf_real(c, "rms_norm_eps", 1e-6);
-    g->act = read_act(c, bt_hf_has(c, "hidden_activation") ? "hidden_activation" : "hidden_act", "silu");
+    g->act =
+        read_act(c, bt_hf_has(c, "hidden_activation") ? "hidden_activation" : "hidden_act", "silu");
     g->tied = bt_hf_bool(c, "tie_word_embeddings", false);
     g->embed_scale = 1.0F;
     g->n_eos = (uint32_t)bt_hf_token_ids(c, "eos_token_id", g->eos, BT_MODEL_EOS_MAX);
@@ -215,7 +223,8 @@ enum bt_status bt_config_hf_read(struct bt_model *m, struct bt_hf *c, struct bt_
     m->family->config_hf(m, c);
     if (g->n_ropes == 0) {
         g->n_ropes = 1;
-        bt_config_hf_rope(c, &g->ropes[0], "rope_parameters", "rope_theta", "rope_scaling", 10000.0);
+        bt_config_hf_rope(c, &g->ropes[0], "rope_parameters", "rope_theta", "rope_scaling",
+                          10000.0);
     }
     rope_dims(g, c);
     st = bt_hf_status(c, err);
@@ -231,7 +240,8 @@ void bt_config_hf_windows(struct bt_model *m, struct bt_hf *c, uint32_t window,
     int64_t n = bt_hf_array_size(c, "layer_types");
 
     if (n >= 0 && n != m->config.n_layers) {
-        bt_hf_fail(c, BT_ERR_INVALID, "layer_types", "%lld entries for %u layers", (long long)n, m->config.n_layers);
+        bt_hf_fail(c, BT_ERR_INVALID, "layer_types", "%lld entries for %u layers", (long long)n,
+                   m->config.n_layers);
         return;
     }
     for (uint32_t i = 0; i < m->config.n_layers; i++) {
@@ -240,7 +250,8 @@ void bt_config_hf_windows(struct bt_model *m, struct bt_hf *c, uint32_t window,
             const char *type = bt_hf_array_str(c, "layer_types", i);
             sliding = strcmp(type, "sliding_attention") == 0;
             if (!sliding && strcmp(type, "full_attention") != 0) {
-                bt_hf_fail(c, BT_ERR_UNSUPPORTED, "layer_types", "\"%.64s\" is not supported", type);
+                bt_hf_fail(c, BT_ERR_UNSUPPORTED, "layer_types", "\"%.64s\" is not supported",
+                           type);
             }
         }
         if (sliding && window == 0) {
@@ -278,5 +289,6 @@ void bt_config_hf_qwen_windows(struct bt_model *m, struct bt_hf *c)
 {
     uint32_t window = bt_hf_bool(c, "use_sliding_window", false) ? bt_config_hf_window(c, 4096) : 0;
 
-    bt_config_hf_windows(m, c, window, from_layer, (uint32_t)bt_hf_int(c, "max_window_layers", 0, UINT32_MAX, 28));
+    bt_config_hf_windows(m, c, window, from_layer,
+                         (uint32_t)bt_hf_int(c, "max_window_layers", 0, UINT32_MAX, 28));
 }

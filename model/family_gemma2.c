@@ -1,4 +1,5 @@
-/* Gemma 2: sandwich norms, soft caps on scores and logits, every other layer (from the first) with a sliding window. */
+/* Gemma 2: sandwich norms, soft caps on scores and logits, every other layer (from the first) with
+ * a sliding window. */
 
 #include "model/gemma_int.h"
 

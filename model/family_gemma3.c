@@ -1,9 +1,15 @@
-/* Gemma 3, text: sandwich norms, per-head norms on q and k, local layers (sliding window, their own unscaled rope base)
- * between global ones. */
+/* Gemma 3, text: sandwich norms, per-head norms on q and k, local layers (sliding window, their own
+ * unscaled rope base) between global ones. */
 
 #include "model/gemma_int.h"
 
-enum { N_LAYERS_27B = 62, WINDOW_DEFAULT = 4096, PATTERN_DEFAULT = 6, ROPE_GLOBAL = 0, ROPE_LOCAL = 1 };
+enum {
+    N_LAYERS_27B = 62,
+    WINDOW_DEFAULT = 4096,
+    PATTERN_DEFAULT = 6,
+    ROPE_GLOBAL = 0,
+    ROPE_LOCAL = 1
+};
 static const double THETA_GLOBAL = 1000000.0, THETA_LOCAL = 10000.0;
 
 static bool local(uint32_t layer, uint32_t pattern)
@@ -22,15 +28,16 @@ static void set_ropes(struct bt_model *m)
 
 static void config_hf(struct bt_model *m, struct bt_hf *c)
 {
-    const char *key = bt_hf_has(c, "sliding_window_pattern") ? "sliding_window_pattern" : "_sliding_window_pattern";
+    const char *key = bt_hf_has(c, "sliding_window_pattern") ? "sliding_window_pattern"
+                                                             : "_sliding_window_pattern";
     uint32_t pattern = (uint32_t)bt_hf_int(c, key, 1, BT_LAYERS_MAX, PATTERN_DEFAULT);
 
     bt_gemma_config_hf(m, c, 0.0, 0.0);
     bt_config_hf_windows(m, c, bt_config_hf_window(c, WINDOW_DEFAULT), local, pattern);
-    bt_config_hf_rope(c, &m->config.ropes[ROPE_GLOBAL], "rope_parameters.full_attention", "rope_theta", "rope_scaling",
-                      THETA_GLOBAL);
-    bt_config_hf_rope(c, &m->config.ropes[ROPE_LOCAL], "rope_parameters.sliding_attention", "rope_local_base_freq",
-                      NULL, THETA_LOCAL);
+    bt_config_hf_rope(c, &m->config.ropes[ROPE_GLOBAL], "rope_parameters.full_attention",
+                      "rope_theta", "rope_scaling", THETA_GLOBAL);
+    bt_config_hf_rope(c, &m->config.ropes[ROPE_LOCAL], "rope_parameters.sliding_attention",
+                      "rope_local_base_freq", NULL, THETA_LOCAL);
     set_ropes(m);
 }
 
@@ -48,11 +55,13 @@ static void read_pattern(struct bt_model *m, struct bt_meta *g, uint32_t window)
             m->layers[n++].window = flag != 0.0 ? window : 0;
         }
         if (n < m->config.n_layers) {
-            bt_meta_fail(g, BT_ERR_INVALID, "attention.sliding_window_pattern", "shorter than the layers");
+            bt_meta_fail(g, BT_ERR_INVALID, "attention.sliding_window_pattern",
+                         "shorter than the layers");
         }
         return;
     }
-    uint32_t pattern = bt_meta_u32_or(g, "attention.sliding_window_pattern", 1, BT_LAYERS_MAX, PATTERN_DEFAULT);
+    uint32_t pattern =
+        bt_meta_u32_or(g, "attention.sliding_window_pattern", 1, BT_LAYERS_MAX, PATTERN_DEFAULT);
     for (uint32_t i = 0; i < m->config.n_layers; i++) {
         m->layers[i].window = local(i, pattern) ? window : 0;
     }
@@ -63,10 +72,12 @@ static void config_gguf(struct bt_model *m, struct bt_meta *g)
     struct bt_model_config *c = &m->config;
 
     bt_gemma_config_gguf(m, g, N_LAYERS_27B);
-    read_pattern(m, g, bt_meta_u32_or(g, "attention.sliding_window", 1, UINT32_MAX, WINDOW_DEFAULT));
+    read_pattern(m, g,
+                 bt_meta_u32_or(g, "attention.sliding_window", 1, UINT32_MAX, WINDOW_DEFAULT));
     c->ropes[ROPE_GLOBAL].theta = bt_meta_f64_or(g, "rope.freq_base", THETA_GLOBAL);
-    c->ropes[ROPE_LOCAL] = (struct bt_rope_spec){.dim = c->ropes[ROPE_GLOBAL].dim,
-                                                 .theta = bt_meta_f64_or(g, "rope.freq_base_swa", THETA_LOCAL)};
+    c->ropes[ROPE_LOCAL] =
+        (struct bt_rope_spec){.dim = c->ropes[ROPE_GLOBAL].dim,
+                              .theta = bt_meta_f64_or(g, "rope.freq_base_swa", THETA_LOCAL)};
     set_ropes(m);
 }
 

@@ -1,5 +1,5 @@
-/* Llama 2, 3 and relatives: grouped-query attention, SiLU feed-forward, optional biases. GGUF files of this architecture
- * store q and k permuted for interleaved rotation. */
+/* Llama 2, 3 and relatives: grouped-query attention, SiLU feed-forward, optional biases. GGUF files
+ * of this architecture store q and k permuted for interleaved rotation. */
 
 #include "model/blocks_int.h"
 

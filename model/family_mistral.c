@@ -1,4 +1,5 @@
-/* Mistral: Llama's layer with one sliding window on every layer. Its GGUF files call themselves llama. */
+/* Mistral: Llama's layer with one sliding window on every layer. Its GGUF files call themselves
+ * llama. */
 
 #include "model/blocks_int.h"
 

@@ -1,4 +1,5 @@
-/* Mixtral: Mistral's attention, every feed-forward a mixture of experts (w1 gate, w3 up, w2 down). */
+/* Mixtral: Mistral's attention, every feed-forward a mixture of experts (w1 gate, w3 up, w2 down).
+ */
 
 #include "model/blocks_int.h"
 

@@ -1,4 +1,5 @@
-/* Phi-3 and Phi-4: q, k and v in one matrix, gate and up in one matrix; part of each head is rotated. */
+/* Phi-3 and Phi-4: q, k and v in one matrix, gate and up in one matrix; part of each head is
+ * rotated. */
 
 #include "model/blocks_int.h"
 
@@ -26,7 +27,8 @@ static void bind(struct bt_binder *b, uint32_t layer)
     bt_bind_prenorms(b, layer);
     bt_bind_linear(b, &l->qkv, "self_attn.qkv_proj", "attn_qkv", q + 2 * kv, c->dim, c->qkv_bias);
     bt_bind_linear(b, &l->o, "self_attn.o_proj", "attn_output", c->dim, q, c->o_bias);
-    bt_bind_linear(b, &l->gate_up, "mlp.gate_up_proj", "ffn_up", 2 * c->ffn_dim, c->dim, c->mlp_bias);
+    bt_bind_linear(b, &l->gate_up, "mlp.gate_up_proj", "ffn_up", 2 * c->ffn_dim, c->dim,
+                   c->mlp_bias);
     bt_bind_linear(b, &l->down, "mlp.down_proj", "ffn_down", c->dim, c->ffn_dim, c->mlp_bias);
 }
 

@@ -1,6 +1,5 @@
 /* Qwen 3, dense: per-head norms on q and k before rotation. */
 
-#include <math.h>
 #include "model/blocks_int.h"
 
 static void config_hf(struct bt_model *m, struct bt_hf *c)

@@ -1,4 +1,5 @@
-/* Qwen 3 with a mixture of experts on the layers that decoder_sparse_step and mlp_only_layers pick. */
+/* Qwen 3 with a mixture of experts on the layers that decoder_sparse_step and mlp_only_layers pick.
+ */
 
 #include "model/blocks_int.h"
 
@@ -11,7 +12,8 @@ static void mark_sparse(struct bt_model *m, struct bt_hf *c)
         m->layers[i].sparse = m->config.n_experts > 0 && (i + 1) % step == 0;
     }
     for (int64_t i = 0; i < n; i++) {
-        int64_t layer = bt_hf_array_int(c, "mlp_only_layers", (size_t)i, 0, (int64_t)m->config.n_layers - 1);
+        int64_t layer =
+            bt_hf_array_int(c, "mlp_only_layers", (size_t)i, 0, (int64_t)m->config.n_layers - 1);
         m->layers[layer].sparse = false;
     }
 }
@@ -27,10 +29,12 @@ static void config_hf(struct bt_model *m, struct bt_hf *c)
     g->expert_ffn_dim = (uint32_t)bt_hf_require_int(c, "moe_intermediate_size", 1, BT_DIM_MAX);
     g->norm_topk = bt_hf_bool(c, "norm_topk_prob", false);
     if (bt_hf_has(c, "mlp_layer_types")) {
-        bt_hf_fail(c, BT_ERR_UNSUPPORTED, "mlp_layer_types", "is not supported: use decoder_sparse_step");
+        bt_hf_fail(c, BT_ERR_UNSUPPORTED, "mlp_layer_types",
+                   "is not supported: use decoder_sparse_step");
     }
     /* Unlike the dense models, a switched-on window is on every layer. */
-    bt_config_hf_window_all(m, c, bt_hf_bool(c, "use_sliding_window", false) ? bt_config_hf_window(c, 4096) : 0);
+    bt_config_hf_window_all(
+        m, c, bt_hf_bool(c, "use_sliding_window", false) ? bt_config_hf_window(c, 4096) : 0);
     mark_sparse(m, c);
 }
 

@@ -1,5 +1,6 @@
-/* The fingerprint of a model: a hash over the parsed configuration and every used tensor's name, type, shape and a sample
- * of its bytes. Owns what counts as "the same model"; cheap on mapped files, as it reads three short pieces a tensor. */
+/* The fingerprint of a model: a hash over the parsed configuration and every used tensor's name,
+ * type, shape and a sample of its bytes. Owns what counts as "the same model"; cheap on mapped
+ * files, as it reads three short pieces a tensor. */
 
 #include <string.h>
 #include "base/buf.h"
@@ -10,21 +11,23 @@ enum { SAMPLE_BYTES = 64 };
 
 static void add_rope(struct bt_buf *b, const struct bt_rope_spec *s)
 {
-    bt_buf_addf(b, "rope %d %u %.17g %.17g %.17g %.17g %.17g %.17g %.17g %.17g %.17g %.17g %d\n", (int)s->type, s->dim,
-                s->theta, s->factor, s->original_context, s->low_freq_factor, s->high_freq_factor, s->beta_fast,
-                s->beta_slow, s->attention_factor, s->mscale, s->mscale_all_dim, s->truncate);
+    bt_buf_addf(b, "rope %d %u %.17g %.17g %.17g %.17g %.17g %.17g %.17g %.17g %.17g %.17g %d\n",
+                (int)s->type, s->dim, s->theta, s->factor, s->original_context, s->low_freq_factor,
+                s->high_freq_factor, s->beta_fast, s->beta_slow, s->attention_factor, s->mscale,
+                s->mscale_all_dim, s->truncate);
 }
 
 static void add_config(struct bt_buf *b, const struct bt_model *m)
 {
     const struct bt_model_config *c = &m->config;
 
-    bt_buf_addf(b, "%s %u %u %u %u %u %u %u %u %u %u %u %d\n", m->family->name, c->n_layers, c->dim, c->n_heads,
-                c->n_kv_heads, c->head_dim, c->vocab, c->context, c->ffn_dim, c->n_experts, c->n_experts_used,
-                c->expert_ffn_dim, c->norm_topk);
+    bt_buf_addf(b, "%s %u %u %u %u %u %u %u %u %u %u %u %d\n", m->family->name, c->n_layers, c->dim,
+                c->n_heads, c->n_kv_heads, c->head_dim, c->vocab, c->context, c->ffn_dim,
+                c->n_experts, c->n_experts_used, c->expert_ffn_dim, c->norm_topk);
     bt_buf_addf(b, "%d %.17g %.9g %.9g %.9g %.9g %.9g %d %d %d %d %d\n", (int)c->act, c->rms_eps,
-                (double)c->norm_offset, (double)c->embed_scale, (double)c->attn_scale, (double)c->attn_softcap,
-                (double)c->final_softcap, c->tied, c->qkv_bias, c->o_bias, c->mlp_bias, c->rope_interleaved);
+                (double)c->norm_offset, (double)c->embed_scale, (double)c->attn_scale,
+                (double)c->attn_softcap, (double)c->final_softcap, c->tied, c->qkv_bias, c->o_bias,
+                c->mlp_bias, c->rope_interleaved);
     for (uint32_t i = 0; i < c->n_ropes; i++) {
         add_rope(b, &c->ropes[i]);
     }
@@ -33,7 +36,8 @@ static void add_config(struct bt_buf *b, const struct bt_model *m)
         bt_buf_addf(b, " %u", c->eos[i]);
     }
     for (uint32_t i = 0; i < c->n_layers; i++) {
-        bt_buf_addf(b, "\nlayer %u %u %d", m->layers[i].window, m->layers[i].rope, m->layers[i].sparse);
+        bt_buf_addf(b, "\nlayer %u %u %d", m->layers[i].window, m->layers[i].rope,
+                    m->layers[i].sparse);
     }
 }
 

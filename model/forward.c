@@ -1,5 +1,5 @@
-/* One forward pass over a ragged batch: embedding, the family's layers, final norm and logits. Owns the workspace and its
- * sizes; refuses to know how a layer is built. */
+/* One forward pass over a ragged batch: embedding, the family's layers, final norm and logits. Owns
+ * the workspace and its sizes; refuses to know how a layer is built. */
 
 #include <string.h>
 #include "base/assert.h"
@@ -46,8 +46,8 @@ static bool alloc_device(struct bt_model_ws *ws, const struct bt_model *m)
     if (any_layer(m, true)) {
         ws->router = device_rows(ws->k, n, c->n_experts);
     }
-    return ws->x != NULL && ws->h != NULL && ws->o != NULL && ws->qkv != NULL && ws->attn != NULL && ws->out != NULL &&
-           ws->logits != NULL && (ws->ffn != NULL || !any_layer(m, false)) &&
+    return ws->x != NULL && ws->h != NULL && ws->o != NULL && ws->qkv != NULL && ws->attn != NULL &&
+           ws->out != NULL && ws->logits != NULL && (ws->ffn != NULL || !any_layer(m, false)) &&
            (ws->router != NULL || !any_layer(m, true));
 }
 
@@ -65,8 +65,8 @@ static bool alloc_host(struct bt_model_ws *ws, const struct bt_model *m)
     return ok;
 }
 
-enum bt_status bt_model_ws_create(struct bt_model *m, uint32_t max_tokens, uint32_t max_out, struct bt_model_ws **out,
-                                  struct bt_err *err)
+enum bt_status bt_model_ws_create(struct bt_model *m, uint32_t max_tokens, uint32_t max_out,
+                                  struct bt_model_ws **out, struct bt_err *err)
 {
     const struct bt_model_config *c = &m->config;
     struct bt_model_ws *ws = bt_calloc(1, sizeof(*ws));
@@ -83,7 +83,8 @@ enum bt_status bt_model_ws_create(struct bt_model *m, uint32_t max_tokens, uint3
     ws->ffn_width = (size_t)2 * c->ffn_dim;
     if (!alloc_device(ws, m) || !alloc_host(ws, m)) {
         bt_model_ws_destroy(ws);
-        return bt_err_set(err, BT_ERR_NOMEM, "out of memory for a workspace of %u tokens, %u logit rows", max_tokens,
+        return bt_err_set(err, BT_ERR_NOMEM,
+                          "out of memory for a workspace of %u tokens, %u logit rows", max_tokens,
                           max_out);
     }
     *out = ws;
@@ -138,7 +139,8 @@ static void fill_spans(struct bt_pass *p)
         for (uint32_t s = 0; s < p->batch->n_spans; s++) {
             const struct bt_model_span *in = &p->batch->spans[s];
             BT_ASSERT(in->n > 0);
-            out[s] = (struct bt_k_span){.row = row, .n = in->n, .pos = in->pos, .pages = in->pages[g]};
+            out[s] =
+                (struct bt_k_span){.row = row, .n = in->n, .pos = in->pos, .pages = in->pages[g]};
             row += in->n;
         }
         BT_ASSERT(row == p->n);
@@ -153,8 +155,8 @@ static void logits(struct bt_pass *p)
     uint32_t n = p->batch->n_out;
 
     bt_k_gather_rows(p->k, ws->out, c->dim, ws->x, c->dim, p->batch->out_rows, n, c->dim);
-    bt_k_rmsnorm(p->k, ws->out, c->dim, ws->out, c->dim, m->final_norm, c->norm_offset, (float)c->rms_eps, n, 1,
-                 c->dim);
+    bt_k_rmsnorm(p->k, ws->out, c->dim, ws->out, c->dim, m->final_norm, c->norm_offset,
+                 (float)c->rms_eps, n, 1, c->dim);
     bt_k_gemm(p->k, ws->logits, c->vocab, ws->out, c->dim, c->tied ? m->embed : m->output, NULL, n);
     if (c->final_softcap > 0.0F) {
         bt_k_softcap(p->k, ws->logits, c->vocab, c->final_softcap, n, c->vocab);
@@ -162,13 +164,15 @@ static void logits(struct bt_pass *p)
     bt_k_read(p->k, p->batch->logits, ws->logits, (size_t)n * c->vocab * sizeof(float));
 }
 
-enum bt_status bt_model_forward(struct bt_model *m, struct bt_model_ws *ws, const struct bt_model_kv *kv,
-                                const struct bt_model_batch *batch)
+enum bt_status bt_model_forward(struct bt_model *m, struct bt_model_ws *ws,
+                                const struct bt_model_kv *kv, const struct bt_model_batch *batch)
 {
-    struct bt_pass p = {.m = m, .ws = ws, .k = m->k, .kv = kv, .batch = batch, .n = batch->n_tokens};
+    struct bt_pass p = {
+        .m = m, .ws = ws, .k = m->k, .kv = kv, .batch = batch, .n = batch->n_tokens};
     const struct bt_model_config *c = &m->config;
 
-    BT_ASSERT(batch->n_tokens > 0 && batch->n_tokens <= ws->max_tokens && batch->n_out <= ws->max_out);
+    BT_ASSERT(batch->n_tokens > 0 && batch->n_tokens <= ws->max_tokens &&
+              batch->n_out <= ws->max_out);
     fill_spans(&p);
     for (uint32_t i = 0; i < c->n_ropes; i++) {
         fill_rope(&p, i);

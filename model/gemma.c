@@ -28,7 +28,8 @@ static double cap(struct bt_hf *c, const char *key, double if_absent)
     return bt_hf_is_null(c, key) ? 0.0 : bt_hf_real(c, key, if_absent);
 }
 
-void bt_gemma_config_hf(struct bt_model *m, struct bt_hf *c, double attn_softcap, double final_softcap)
+void bt_gemma_config_hf(struct bt_model *m, struct bt_hf *c, double attn_softcap,
+                        double final_softcap)
 {
     struct bt_model_config *g = &m->config;
     const struct bt_tensor *embed = bt_weights_find(m, "model.embed_tokens.weight");
@@ -60,7 +61,8 @@ void bt_gemma_config_hf(struct bt_model *m, struct bt_hf *c, double attn_softcap
 void bt_gemma_config_gguf(struct bt_model *m, struct bt_meta *g, uint32_t n_layers_27b)
 {
     struct bt_model_config *c = &m->config;
-    double scale = 1.0 / sqrt(c->n_layers == n_layers_27b ? (double)c->dim / c->n_heads : (double)c->head_dim);
+    double scale =
+        1.0 / sqrt(c->n_layers == n_layers_27b ? (double)c->dim / c->n_heads : (double)c->head_dim);
 
     c->act = BT_K_GELU_TANH;
     c->embed_scale = sqrtf((float)c->dim);

@@ -1,5 +1,6 @@
-/* Opening and closing a model: which kind of files, which family, and the order of the checks. Owns struct bt_model;
- * reading of configuration and weights is in config_*.c and weights.c, the forward pass in forward.c. */
+/* Opening and closing a model: which kind of files, which family, and the order of the checks. Owns
+ * struct bt_model; reading of configuration and weights is in config_*.c and weights.c, the forward
+ * pass in forward.c. */
 
 #include "model/model.h"
 
@@ -98,7 +99,8 @@ static enum bt_status open_rest(struct bt_model *m, struct bt_err *err)
         st = bt_rope_table_init(&m->ropes[i], &m->config.ropes[i], i == 0 ? m->rope_divisors : NULL,
                                 m->config.context);
         if (st != BT_OK) {
-            (void)bt_err_set(err, st, "%s: out of memory for %u positions of rope", m->path, m->config.context);
+            (void)bt_err_set(err, st, "%s: out of memory for %u positions of rope", m->path,
+                             m->config.context);
         }
     }
     return st;

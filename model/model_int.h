@@ -1,7 +1,8 @@
 #ifndef BT_MODEL_MODEL_INT_H
 #define BT_MODEL_MODEL_INT_H
 
-/* The inside of model/: a model's parsed configuration, its layers' weights, and what a family must provide. */
+/* The inside of model/: a model's parsed configuration, its layers' weights, and what a family must
+ * provide. */
 
 #include "base/arena.h"
 #include "files/gguf.h"
@@ -20,7 +21,8 @@ enum {
     BT_ROPES_MAX = 2,
 };
 
-/* What config.json or GGUF metadata says, in one vocabulary. Everything here enters the fingerprint. */
+/* What config.json or GGUF metadata says, in one vocabulary. Everything here enters the
+ * fingerprint. */
 struct bt_model_config {
     uint32_t n_layers, dim, n_heads, n_kv_heads, head_dim, vocab, context;
     uint32_t ffn_dim;
@@ -54,8 +56,8 @@ struct bt_layer {
     uint8_t rope;    /* index of its rope */
     bool sparse;     /* mixture of experts instead of one feed-forward */
     float *attn_norm, *post_attn_norm, *ffn_norm, *post_ffn_norm, *q_norm, *k_norm;
-    struct bt_linear qkv;      /* fused, or */
-    struct bt_linear q, k, v;  /* apart */
+    struct bt_linear qkv;     /* fused, or */
+    struct bt_linear q, k, v; /* apart */
     struct bt_linear o;
     struct bt_linear gate_up;  /* fused, or */
     struct bt_linear gate, up; /* apart */
@@ -83,7 +85,8 @@ struct bt_family {
     const char *name;      /* info.arch */
     const char *hf_type;   /* config.json model_type; NULL: no such files */
     const char *gguf_arch; /* general.architecture; NULL: no such files */
-    /* Fill m->config beyond what model/config_*.c read already, and windows, ropes, sparse of m->layers. */
+    /* Fill m->config beyond what model/config_*.c read already, and windows, ropes, sparse of
+     * m->layers. */
     void (*config_hf)(struct bt_model *m, struct bt_hf *c);
     void (*config_gguf)(struct bt_model *m, struct bt_meta *g);
     /* Declares the tensors of one layer. */
@@ -92,13 +95,13 @@ struct bt_family {
     void (*layer)(struct bt_pass *p, uint32_t layer);
 };
 
-extern const struct bt_family bt_family_llama, bt_family_mistral, bt_family_qwen2, bt_family_qwen3, bt_family_gemma2,
-    bt_family_gemma3, bt_family_phi3, bt_family_mixtral, bt_family_qwen3_moe;
+extern const struct bt_family bt_family_llama, bt_family_mistral, bt_family_qwen2, bt_family_qwen3,
+    bt_family_gemma2, bt_family_gemma3, bt_family_phi3, bt_family_mixtral, bt_family_qwen3_moe;
 
 struct bt_model {
     char *path;
     const struct bt_family *family;
-    struct bt_st *st;     /* one of the two */
+    struct bt_st *st; /* one of the two */
     struct bt_gguf *gguf;
     struct bt_arena arena; /* layers, slots, expert arrays */
     struct bt_model_config config;
@@ -117,28 +120,32 @@ struct bt_model {
 
 /* config_hf.c */
 const struct bt_family *bt_config_hf_family(struct bt_hf *c);
-/* Everything that the families share, rope included, then family->config_hf; fills m->config, allocates m->layers. */
-enum bt_status bt_config_hf_read(struct bt_model *m, struct bt_hf *c, struct bt_err *err) BT_NODISCARD;
+/* Everything that the families share, rope included, then family->config_hf; fills m->config,
+ * allocates m->layers. */
+enum bt_status bt_config_hf_read(struct bt_model *m, struct bt_hf *c,
+                                 struct bt_err *err) BT_NODISCARD;
 /* sliding_window: 0 for null; if_absent: what a missing key means. */
 uint32_t bt_config_hf_window(struct bt_hf *c, uint32_t if_absent);
 /* The same window on every layer, unless layer_types says otherwise. */
 void bt_config_hf_window_all(struct bt_model *m, struct bt_hf *c, uint32_t window);
-/* Windows by layer_types where set, else sliding where is_sliding says. window 0: the sliding layers are full. */
+/* Windows by layer_types where set, else sliding where is_sliding says. window 0: the sliding
+ * layers are full. */
 void bt_config_hf_windows(struct bt_model *m, struct bt_hf *c, uint32_t window,
                           bool (*is_sliding)(uint32_t layer, uint32_t arg), uint32_t arg);
 /* Windows of the qwen families: use_sliding_window, max_window_layers. */
 void bt_config_hf_qwen_windows(struct bt_model *m, struct bt_hf *c);
-/* Rope parameters of one kind of layer. object: "rope_parameters.full_attention" and the like; theta_key, scaling_key:
- * the published spelling (scaling_key NULL: never scaled). */
-void bt_config_hf_rope(struct bt_hf *c, struct bt_rope_spec *spec, const char *object, const char *theta_key,
-                       const char *scaling_key, double theta_default);
+/* Rope parameters of one kind of layer. object: "rope_parameters.full_attention" and the like;
+ * theta_key, scaling_key: the published spelling (scaling_key NULL: never scaled). */
+void bt_config_hf_rope(struct bt_hf *c, struct bt_rope_spec *spec, const char *object,
+                       const char *theta_key, const char *scaling_key, double theta_default);
 
 /* config_gguf.c */
 const struct bt_family *bt_config_gguf_family(const struct bt_gguf *g, struct bt_err *err);
 enum bt_status bt_config_gguf_read(struct bt_model *m, struct bt_err *err) BT_NODISCARD;
 /* Keys below are without the architecture prefix. The first error sticks. */
 uint32_t bt_meta_u32(struct bt_meta *g, const char *key, uint32_t min, uint32_t max);
-uint32_t bt_meta_u32_or(struct bt_meta *g, const char *key, uint32_t min, uint32_t max, uint32_t def);
+uint32_t bt_meta_u32_or(struct bt_meta *g, const char *key, uint32_t min, uint32_t max,
+                        uint32_t def);
 double bt_meta_f64_or(struct bt_meta *g, const char *key, double def);
 bool bt_meta_has(struct bt_meta *g, const char *key);
 /* Refuses a sliding window: llama and the qwen families have none in GGUF files. */
@@ -147,18 +154,21 @@ const struct bt_gguf *bt_meta_file(const struct bt_meta *g);
 void bt_meta_fail(struct bt_meta *g, enum bt_status st, const char *key, const char *text);
 
 /* config.c: shared by both. */
-enum bt_status bt_config_check(struct bt_model *m, const char *file, struct bt_err *err) BT_NODISCARD;
+enum bt_status bt_config_check(struct bt_model *m, const char *file,
+                               struct bt_err *err) BT_NODISCARD;
 enum bt_status bt_config_layers_alloc(struct bt_model *m, struct bt_err *err) BT_NODISCARD;
-enum bt_status bt_config_groups(struct bt_model *m, const char *file, struct bt_err *err) BT_NODISCARD;
+enum bt_status bt_config_groups(struct bt_model *m, const char *file,
+                                struct bt_err *err) BT_NODISCARD;
 
-/* weights.c: hf and gguf are the files' names without layer prefix and ".weight". The first error sticks. */
+/* weights.c: hf and gguf are the files' names without layer prefix and ".weight". The first error
+ * sticks. */
 struct bt_model *bt_bind_model(struct bt_binder *b);
 void bt_bind_vector(struct bt_binder *b, float **dst, const char *hf, const char *gguf, uint32_t n);
-void bt_bind_linear(struct bt_binder *b, struct bt_linear *dst, const char *hf, const char *gguf, uint32_t n_out,
-                    uint32_t n_in, bool bias);
+void bt_bind_linear(struct bt_binder *b, struct bt_linear *dst, const char *hf, const char *gguf,
+                    uint32_t n_out, uint32_t n_in, bool bias);
 /* Expert matrices, one tensor each: hf_stem.N.hf_suffix. */
-void bt_bind_experts(struct bt_binder *b, struct bt_kweight ***dst, const char *hf_stem, const char *hf_suffix,
-                     uint32_t n_out, uint32_t n_in);
+void bt_bind_experts(struct bt_binder *b, struct bt_kweight ***dst, const char *hf_stem,
+                     const char *hf_suffix, uint32_t n_out, uint32_t n_in);
 enum bt_status bt_weights_bind(struct bt_model *m, struct bt_err *err) BT_NODISCARD;
 void bt_weights_unload(struct bt_model *m);
 const struct bt_tensor *bt_weights_find(const struct bt_model *m, const char *name);

@@ -1,5 +1,5 @@
-/* Computes rotary frequencies and caches cos/sin rows. Owns the scaling rules (linear, llama3, yarn); refuses to know
- * where their parameters were written. */
+/* Computes rotary frequencies and caches cos/sin rows. Owns the scaling rules (linear, llama3,
+ * yarn); refuses to know where their parameters were written. */
 
 #include "model/rope.h"
 
@@ -20,7 +20,8 @@ static double llama3_freq(const struct bt_rope_spec *s, double f)
     if (wavelen > s->original_context / s->low_freq_factor) {
         return f / s->factor;
     }
-    double smooth = (s->original_context / wavelen - s->low_freq_factor) / (s->high_freq_factor - s->low_freq_factor);
+    double smooth = (s->original_context / wavelen - s->low_freq_factor) /
+                    (s->high_freq_factor - s->low_freq_factor);
     return (1.0 - smooth) * f / s->factor + smooth * f;
 }
 
@@ -62,7 +63,8 @@ static double yarn_scale(const struct bt_rope_spec *s)
     return yarn_mscale(s->factor, 1.0);
 }
 
-static void frequencies(struct bt_rope_table *t, const struct bt_rope_spec *s, const float *divisors)
+static void frequencies(struct bt_rope_table *t, const struct bt_rope_spec *s,
+                        const float *divisors)
 {
     double low = 0.0, high = 1.0;
 
@@ -90,8 +92,8 @@ static void frequencies(struct bt_rope_table *t, const struct bt_rope_spec *s, c
     }
 }
 
-enum bt_status bt_rope_table_init(struct bt_rope_table *t, const struct bt_rope_spec *spec, const float *divisors,
-                                  uint32_t n_positions)
+enum bt_status bt_rope_table_init(struct bt_rope_table *t, const struct bt_rope_spec *spec,
+                                  const float *divisors, uint32_t n_positions)
 {
     size_t row;
 

@@ -1,6 +1,6 @@
-/* Finds the tensors that a model uses, checks their shapes, and makes device weights of them. Owns the list of slots
- * (tensor → device pointer); a family only says which names and shapes it wants. Tensors that nobody asked for are
- * refused: an unknown bias or sink is a different model. */
+/* Finds the tensors that a model uses, checks their shapes, and makes device weights of them. Owns
+ * the list of slots (tensor → device pointer); a family only says which names and shapes it wants.
+ * Tensors that nobody asked for are refused: an unknown bias or sink is a different model. */
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -39,9 +39,11 @@ const struct bt_tensor *bt_weights_find(const struct bt_model *m, const char *na
     return m->st != NULL ? bt_st_find(m->st, name) : bt_gguf_tensor_find(m->gguf, name);
 }
 
-static void fail(struct bt_binder *b, enum bt_status st, const struct bt_tensor *t, const char *fmt, ...) BT_PRINTF(4, 5);
+static void fail(struct bt_binder *b, enum bt_status st, const struct bt_tensor *t, const char *fmt,
+                 ...) BT_PRINTF(4, 5);
 
-static void fail(struct bt_binder *b, enum bt_status st, const struct bt_tensor *t, const char *fmt, ...)
+static void fail(struct bt_binder *b, enum bt_status st, const struct bt_tensor *t, const char *fmt,
+                 ...)
 {
     char text[256];
     va_list ap;
@@ -80,7 +82,8 @@ static const struct bt_tensor *take(struct bt_binder *b, const char *name)
     return t;
 }
 
-static void check_shape(struct bt_binder *b, const struct bt_tensor *t, uint32_t n_dims, const uint64_t *shape)
+static void check_shape(struct bt_binder *b, const struct bt_tensor *t, uint32_t n_dims,
+                        const uint64_t *shape)
 {
     char have[128] = "", want[128] = "";
     size_t h = 0, w = 0;
@@ -93,10 +96,12 @@ static void check_shape(struct bt_binder *b, const struct bt_tensor *t, uint32_t
         return;
     }
     for (uint32_t i = 0; i < t->n_dims && h < sizeof(have) - 24; i++) {
-        h += (size_t)snprintf(have + h, sizeof(have) - h, "%s%llu", i ? ", " : "", (unsigned long long)t->shape[i]);
+        h += (size_t)snprintf(have + h, sizeof(have) - h, "%s%llu", i ? ", " : "",
+                              (unsigned long long)t->shape[i]);
     }
     for (uint32_t i = 0; i < n_dims; i++) {
-        w += (size_t)snprintf(want + w, sizeof(want) - w, "%s%llu", i ? ", " : "", (unsigned long long)shape[i]);
+        w += (size_t)snprintf(want + w, sizeof(want) - w, "%s%llu", i ? ", " : "",
+                              (unsigned long long)shape[i]);
     }
     fail(b, BT_ERR_INVALID, t, "shape [%s], expected [%s]", have, want);
 }
@@ -119,8 +124,8 @@ static struct bt_slot *push_slot(struct bt_binder *b)
 }
 
 /* The file's name of a tensor: layer prefix, stem, suffix. */
-static const char *full_name(const struct bt_binder *b, const char *hf, const char *gguf, const char *suffix,
-                             char out[TENSOR_NAME_MAX])
+static const char *full_name(const struct bt_binder *b, const char *hf, const char *gguf,
+                             const char *suffix, char out[TENSOR_NAME_MAX])
 {
     bool st = b->m->st != NULL;
     const char *stem = st ? hf : gguf;
@@ -128,8 +133,8 @@ static const char *full_name(const struct bt_binder *b, const char *hf, const ch
     if (b->layer < 0) {
         (void)snprintf(out, TENSOR_NAME_MAX, "%s%s", stem, suffix);
     } else {
-        (void)snprintf(out, TENSOR_NAME_MAX, "%s.%lld.%s%s", st ? "model.layers" : "blk", (long long)b->layer, stem,
-                       suffix);
+        (void)snprintf(out, TENSOR_NAME_MAX, "%s.%lld.%s%s", st ? "model.layers" : "blk",
+                       (long long)b->layer, stem, suffix);
     }
     return out;
 }
@@ -148,12 +153,13 @@ static void bind_vector(struct bt_binder *b, float **dst, const char *name, uint
     check_shape(b, t, 1, (const uint64_t[]){n});
     struct bt_slot *s = b->st == BT_OK ? push_slot(b) : NULL;
     if (s != NULL) {
-        *s = (struct bt_slot){.tensor = t, .data = t->data, .n_rows = 1, .n_cols = n, .vector = dst};
+        *s =
+            (struct bt_slot){.tensor = t, .data = t->data, .n_rows = 1, .n_cols = n, .vector = dst};
     }
 }
 
-static void bind_matrix(struct bt_binder *b, struct bt_kweight **dst, const char *name, uint32_t n_rows,
-                        uint32_t n_cols, bool for_gemm, bool for_embed)
+static void bind_matrix(struct bt_binder *b, struct bt_kweight **dst, const char *name,
+                        uint32_t n_rows, uint32_t n_cols, bool for_gemm, bool for_embed)
 {
     const struct bt_tensor *t = take(b, name);
 
@@ -180,8 +186,8 @@ void bt_bind_vector(struct bt_binder *b, float **dst, const char *hf, const char
     bind_vector(b, dst, full_name(b, hf, gguf, ".weight", name), n);
 }
 
-void bt_bind_linear(struct bt_binder *b, struct bt_linear *dst, const char *hf, const char *gguf, uint32_t n_out,
-                    uint32_t n_in, bool bias)
+void bt_bind_linear(struct bt_binder *b, struct bt_linear *dst, const char *hf, const char *gguf,
+                    uint32_t n_out, uint32_t n_in, bool bias)
 {
     char name[TENSOR_NAME_MAX];
 
@@ -191,8 +197,8 @@ void bt_bind_linear(struct bt_binder *b, struct bt_linear *dst, const char *hf, 
     }
 }
 
-void bt_bind_experts(struct bt_binder *b, struct bt_kweight ***dst, const char *hf_stem, const char *hf_suffix,
-                     uint32_t n_out, uint32_t n_in)
+void bt_bind_experts(struct bt_binder *b, struct bt_kweight ***dst, const char *hf_stem,
+                     const char *hf_suffix, uint32_t n_out, uint32_t n_in)
 {
     uint32_t n = b->m->config.n_experts;
     char stem[TENSOR_NAME_MAX], name[TENSOR_NAME_MAX];
@@ -204,7 +210,8 @@ void bt_bind_experts(struct bt_binder *b, struct bt_kweight ***dst, const char *
     }
     for (uint32_t e = 0; e < n; e++) {
         (void)snprintf(stem, sizeof(stem), "%s.%u.%s", hf_stem, e, hf_suffix);
-        bind_matrix(b, &(*dst)[e], full_name(b, stem, stem, ".weight", name), n_out, n_in, true, false);
+        bind_matrix(b, &(*dst)[e], full_name(b, stem, stem, ".weight", name), n_out, n_in, true,
+                    false);
     }
 }
 
@@ -219,7 +226,8 @@ static void check_unused(struct bt_binder *b)
 {
     for (size_t i = 0; i < tensor_count(b->m) && b->st == BT_OK; i++) {
         const struct bt_tensor *t = tensor_at(b->m, i);
-        bool harmless = ends_with(t->name, ".rotary_emb.inv_freq") || strcmp(t->name, "rope_freqs.weight") == 0 ||
+        bool harmless = ends_with(t->name, ".rotary_emb.inv_freq") ||
+                        strcmp(t->name, "rope_freqs.weight") == 0 ||
                         (b->m->config.tied && strcmp(t->name, "lm_head.weight") == 0);
         if (!b->used[i] && !harmless) {
             fail(b, BT_ERR_UNSUPPORTED, t, "a %s model has no use for it", b->m->family->name);
@@ -237,9 +245,11 @@ enum bt_status bt_weights_bind(struct bt_model *m, struct bt_err *err)
     if (b.used == NULL) {
         return bt_err_set(err, BT_ERR_NOMEM, "%s: out of memory", m->path);
     }
-    bind_matrix(&b, &m->embed, st ? "model.embed_tokens.weight" : "token_embd.weight", c->vocab, c->dim, c->tied, true);
+    bind_matrix(&b, &m->embed, st ? "model.embed_tokens.weight" : "token_embd.weight", c->vocab,
+                c->dim, c->tied, true);
     if (!c->tied) {
-        bind_matrix(&b, &m->output, st ? "lm_head.weight" : "output.weight", c->vocab, c->dim, true, false);
+        bind_matrix(&b, &m->output, st ? "lm_head.weight" : "output.weight", c->vocab, c->dim, true,
+                    false);
     }
     bt_bind_vector(&b, &m->final_norm, "model.norm", "output_norm", c->dim);
     for (uint32_t i = 0; i < c->n_layers && b.st == BT_OK; i++) {
@@ -301,8 +311,9 @@ static enum bt_status load_vector(struct bt_model *m, struct bt_slot *s, struct 
     return BT_OK;
 }
 
-enum bt_status bt_model_load(struct bt_model *m, struct bt_kctx *k, void (*progress)(void *arg, double fraction),
-                             void *arg, struct bt_err *err)
+enum bt_status bt_model_load(struct bt_model *m, struct bt_kctx *k,
+                             void (*progress)(void *arg, double fraction), void *arg,
+                             struct bt_err *err)
 {
     uint64_t done = 0;
 

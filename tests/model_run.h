@@ -1,8 +1,8 @@
 #ifndef BT_TESTS_MODEL_RUN_H
 #define BT_TESTS_MODEL_RUN_H
 
-/* A model with a toy KV pool, for tests: one sequence at a time, any chunk size, pages in reverse order, and pages that a
- * window has left behind taken away. */
+/* A model with a toy KV pool, for tests: one sequence at a time, any chunk size, pages in reverse
+ * order, and pages that a window has left behind taken away. */
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,8 +22,8 @@ struct bt_model_run {
     void *arg;
 };
 
-static inline enum bt_status bt_model_run_open(struct bt_model_run *r, const char *path, struct bt_kctx *k,
-                                               struct bt_err *err)
+static inline enum bt_status bt_model_run_open(struct bt_model_run *r, const char *path,
+                                               struct bt_kctx *k, struct bt_err *err)
 {
     *r = (struct bt_model_run){.k = k};
     enum bt_status st = bt_model_open(path, &r->m, err);
@@ -52,12 +52,13 @@ static inline void bt_model_run_close(struct bt_model_run *r)
 }
 
 /* A pool for one sequence of max_tokens, and a workspace for chunks of as many. */
-static inline void bt_model_run_pool(struct bt_model_run *r, uint32_t page_tokens, enum bt_dtype dtype,
-                                     uint32_t max_tokens)
+static inline void bt_model_run_pool(struct bt_model_run *r, uint32_t page_tokens,
+                                     enum bt_dtype dtype, uint32_t max_tokens)
 {
     const struct bt_model_info *info = bt_model_info(r->m);
     struct bt_err err = {0};
-    size_t page = (size_t)2 * info->n_kv_heads * page_tokens * info->head_dim * bt_dtype_block_bytes(dtype);
+    size_t page =
+        (size_t)2 * info->n_kv_heads * page_tokens * info->head_dim * bt_dtype_block_bytes(dtype);
 
     r->max_tokens = max_tokens;
     r->n_pages = (max_tokens + page_tokens - 1) / page_tokens;
@@ -90,15 +91,17 @@ static inline void bt_model_run_trim(struct bt_model_run *r, uint32_t pos)
     for (uint32_t g = 0; g < info->n_groups; g++) {
         uint32_t window = info->groups[g].window;
         for (uint32_t p = 0; p < r->n_pages; p++) {
-            bool gone = window != 0 && (uint64_t)(p + 1) * r->kv.page_tokens + window <= (uint64_t)pos + 1;
+            bool gone =
+                window != 0 && (uint64_t)(p + 1) * r->kv.page_tokens + window <= (uint64_t)pos + 1;
             r->pages[g][p] = gone ? BT_PAGE_NONE : r->n_pages - 1 - p;
         }
     }
 }
 
 /* Computes tokens at positions pos …, in chunks; logits [vocab] of the last one. */
-static inline enum bt_status bt_model_run_tokens(struct bt_model_run *r, const uint32_t *tokens, uint32_t n,
-                                                 uint32_t pos, uint32_t chunk, float *logits)
+static inline enum bt_status bt_model_run_tokens(struct bt_model_run *r, const uint32_t *tokens,
+                                                 uint32_t n, uint32_t pos, uint32_t chunk,
+                                                 float *logits)
 {
     enum bt_status st = BT_OK;
 

@@ -1,5 +1,5 @@
-/* Any bytes as a GGUF file: refused or opened; of an opened one every key reads by its type, every tensor byte is
- * readable. */
+/* Any bytes as a GGUF file: refused or opened; of an opened one every key reads by its type, every
+ * tensor byte is readable. */
 
 #include "files/gguf.h"
 #include "tests/fuzz/fuzz_file.h"
@@ -36,8 +36,16 @@ static void read_key(const struct bt_gguf *g, const char *key)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 {
-    static const char *const keys[] = {"general.architecture", "general.alignment", "u8", "i16", "words", "nums",
-                                       "nested", "f32", "yes", "u64"};
+    static const char *const keys[] = {"general.architecture",
+                                       "general.alignment",
+                                       "u8",
+                                       "i16",
+                                       "words",
+                                       "nums",
+                                       "nested",
+                                       "f32",
+                                       "yes",
+                                       "u64"};
     struct bt_gguf *g;
     struct bt_err err;
     volatile uint8_t sum = 0;

@@ -1,4 +1,5 @@
-/* Any bytes as a safetensors file: refused or opened; of an opened one every tensor byte is readable. */
+/* Any bytes as a safetensors file: refused or opened; of an opened one every tensor byte is
+ * readable. */
 
 #include "files/safetensors.h"
 #include "tests/fuzz/fuzz_file.h"

@@ -1,6 +1,6 @@
-/* Runs a fuzz entry without a fuzzer: over every file of the given directories and, for each, over a fixed number of
- * seeded mutations. Passes when nothing crashes (run it under the sanitizers too).
- * usage: PROGRAM MUTATIONS DIR… */
+/* Runs a fuzz entry without a fuzzer: over every file of the given directories and, for each, over
+ * a fixed number of seeded mutations. Passes when nothing crashes (run it under the sanitizers
+ * too). usage: PROGRAM MUTATIONS DIR… */
 
 #include <dirent.h>
 #include <stdint.h>
@@ -25,7 +25,8 @@ static uint64_t next_random(void)
 /* One to four edits: a byte changed, a small integer written, a cut, or a piece moved. */
 static size_t mutate(uint8_t *p, size_t n)
 {
-    static const uint64_t odd[] = {0, 1, 0x7f, 0xff, 0xffff, 0x7fffffff, 0xffffffff, INT64_MAX, UINT64_MAX};
+    static const uint64_t odd[] = {0,          1,          0x7f,      0xff,      0xffff,
+                                   0x7fffffff, 0xffffffff, INT64_MAX, UINT64_MAX};
 
     for (uint64_t edits = 1 + next_random() % 4; edits > 0 && n > 0; edits--) {
         size_t at = next_random() % n;

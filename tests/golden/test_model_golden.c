@@ -1,6 +1,6 @@
-/* Logits and greedy texts of whole models against an independent implementation: the committed fixtures, and the larger
- * set beside the repository where it is present. Every prompt is computed whole and in chunks, with several page sizes;
- * these must agree to the bit. */
+/* Logits and greedy texts of whole models against an independent implementation: the committed
+ * fixtures, and the larger set beside the repository where it is present. Every prompt is computed
+ * whole and in chunks, with several page sizes; these must agree to the bit. */
 
 #include <dirent.h>
 #include <jansson.h>
@@ -27,14 +27,16 @@ static uint32_t read_ids(const json_t *list, uint32_t *ids)
     return n < PROMPT_MAX ? n : PROMPT_MAX;
 }
 
-/* Greedy continuation; a step whose two best logits are closer than MARGIN_MIN may differ and ends the comparison. */
-static void check_greedy(struct bt_model_run *r, const json_t *want, const json_t *margins, uint32_t pos, float *logits,
-                         const char *name)
+/* Greedy continuation; a step whose two best logits are closer than MARGIN_MIN may differ and ends
+ * the comparison. */
+static void check_greedy(struct bt_model_run *r, const json_t *want, const json_t *margins,
+                         uint32_t pos, float *logits, const char *name)
 {
     uint32_t vocab = bt_model_info(r->m)->vocab, n = (uint32_t)json_array_size(want);
 
     for (uint32_t i = 0; i < n; i++) {
-        uint32_t id = bt_model_run_argmax(logits, vocab), ref = (uint32_t)json_integer_value(json_array_get(want, i));
+        uint32_t id = bt_model_run_argmax(logits, vocab),
+                 ref = (uint32_t)json_integer_value(json_array_get(want, i));
         const json_t *margin = json_is_array(margins) ? json_array_get(margins, i) : NULL;
         if (id != ref && margin != NULL && json_number_value(margin) < MARGIN_MIN) {
             printf("  %s: greedy differs at step %u, margin %g: not compared further\n", name, i,
@@ -70,7 +72,8 @@ static double check_case(struct bt_model_run *r, const json_t *c, const char *mo
         uint32_t chunk, page;
     } ways[] = {{PROMPT_MAX, 16}, {16, 16}, {64, 32}, {7, 8}, {PROMPT_MAX, 128}};
     static float first[VOCAB_MAX], logits[VOCAB_MAX];
-    uint32_t ids[PROMPT_MAX], n = read_ids(json_object_get(c, "input_ids"), ids), vocab = bt_model_info(r->m)->vocab;
+    uint32_t ids[PROMPT_MAX], n = read_ids(json_object_get(c, "input_ids"), ids),
+                              vocab = bt_model_info(r->m)->vocab;
     const json_t *greedy = json_object_get(c, "greedy");
     double error = 0.0;
 
@@ -83,7 +86,8 @@ static double check_case(struct bt_model_run *r, const json_t *c, const char *mo
         }
         CHECK(memcmp(first, logits, vocab * sizeof(float)) == 0);
         if (w < 2) {
-            check_greedy(r, greedy, json_object_get(c, "greedy_top1_top2_margin"), n, logits, model);
+            check_greedy(r, greedy, json_object_get(c, "greedy_top1_top2_margin"), n, logits,
+                         model);
         }
         bt_model_run_close_pool(r);
     }
@@ -96,8 +100,10 @@ static void check_model(const char *path, const char *ref_path, const char *labe
     struct bt_err err = {0};
     json_error_t je;
     json_t *ref = json_load_file(ref_path, 0, &je);
-    const json_t *cases = json_object_get(ref, "cases"), *tolerance = json_object_get(ref, "tolerance");
-    double worst = 0.0, limit = json_is_number(tolerance) ? json_number_value(tolerance) : LOGIT_TOLERANCE;
+    const json_t *cases = json_object_get(ref, "cases"),
+                 *tolerance = json_object_get(ref, "tolerance");
+    double worst = 0.0,
+           limit = json_is_number(tolerance) ? json_number_value(tolerance) : LOGIT_TOLERANCE;
     size_t i;
     json_t *c;
 
@@ -127,17 +133,20 @@ static bool exists(const char *path)
     return stat(path, &sb) == 0;
 }
 
-/* The same weights under the other spelling of config.json: the same model to the last bit of its fingerprint. */
+/* The same weights under the other spelling of config.json: the same model to the last bit of its
+ * fingerprint. */
 static void check_v5(const char *dir, const char *ref_path, const char *label)
 {
-    static const char *const names[] = {"config.json", "model.safetensors", "generation_config.json"};
+    static const char *const names[] = {"config.json", "model.safetensors",
+                                        "generation_config.json"};
     char from[2048], cwd[512], full_label[300];
     struct bt_model *a = NULL, *b = NULL;
     struct bt_err err = {0};
 
     CHECK(getcwd(cwd, sizeof(cwd)) != NULL);
     for (size_t i = 0; i < 3; i++) {
-        (void)snprintf(from, sizeof(from), "%s/%s/%s", cwd, dir, i == 0 ? "config_v5.json" : names[i]);
+        (void)snprintf(from, sizeof(from), "%s/%s/%s", cwd, dir,
+                       i == 0 ? "config_v5.json" : names[i]);
         (void)unlink(bt_temp_path(names[i]));
         if (exists(from)) {
             CHECK_EQ(symlink(from, bt_temp_path(names[i])), 0);

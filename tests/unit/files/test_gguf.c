@@ -172,10 +172,12 @@ static void test_good(void)
     test_values(g);
     CHECK_EQ(bt_gguf_tensor_count(g), 3);
     const struct bt_tensor *t = bt_gguf_tensor_find(g, "w");
-    CHECK(t != NULL && t->dtype == BT_DTYPE_F32 && t->n_dims == 2 && t->shape[0] == 2 && t->shape[1] == 4);
+    CHECK(t != NULL && t->dtype == BT_DTYPE_F32 && t->n_dims == 2 && t->shape[0] == 2 &&
+          t->shape[1] == 4);
     CHECK(t != NULL && t->bytes == 32 && ((const uint8_t *)t->data)[5] == 5);
     t = bt_gguf_tensor_find(g, "q");
-    CHECK(t != NULL && t->dtype == BT_DTYPE_Q8_0 && t->bytes == 68 && ((const uint8_t *)t->data)[0] == 32);
+    CHECK(t != NULL && t->dtype == BT_DTYPE_Q8_0 && t->bytes == 68 &&
+          ((const uint8_t *)t->data)[0] == 32);
     t = bt_gguf_tensor_find(g, "odd");
     CHECK(t != NULL && !t->supported && t->data == NULL);
     CHECK_STR(t->type_name, "Q5_K");

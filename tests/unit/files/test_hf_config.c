@@ -5,9 +5,10 @@
 #include "tests/check.h"
 #include "tests/tempfile.h"
 
-static const char text[] = "{\"n\": 4, \"r\": 2.5, \"whole\": 8.0, \"s\": \"x\", \"t\": true, \"nil\": null,"
-                           "\"o\": {\"in\": {\"deep\": 7}}, \"list\": [\"a\", \"b\"], \"ints\": [1, 2.0],"
-                           "\"eos\": 3, \"eos_list\": [3, 4], \"bad_eos\": [\"x\"]}";
+static const char text[] =
+    "{\"n\": 4, \"r\": 2.5, \"whole\": 8.0, \"s\": \"x\", \"t\": true, \"nil\": null,"
+    "\"o\": {\"in\": {\"deep\": 7}}, \"list\": [\"a\", \"b\"], \"ints\": [1, 2.0],"
+    "\"eos\": 3, \"eos_list\": [3, 4], \"bad_eos\": [\"x\"]}";
 
 static struct bt_hf *open_text(const char *s)
 {
@@ -34,7 +35,8 @@ static void test_values(void)
     CHECK_STR(bt_hf_str(c, "s", "d"), "x");
     CHECK_STR(bt_hf_str(c, "q", "d"), "d");
     CHECK(bt_hf_bool(c, "t", false) && bt_hf_bool(c, "q", true));
-    CHECK(bt_hf_has(c, "o.in") && !bt_hf_has(c, "nil") && bt_hf_is_object(c, "o") && !bt_hf_is_object(c, "n"));
+    CHECK(bt_hf_has(c, "o.in") && !bt_hf_has(c, "nil") && bt_hf_is_object(c, "o") &&
+          !bt_hf_is_object(c, "n"));
     CHECK(bt_hf_is_null(c, "nil") && !bt_hf_is_null(c, "absent") && !bt_hf_is_null(c, "n"));
     CHECK_EQ(bt_hf_array_size(c, "list"), 2);
     CHECK_EQ(bt_hf_array_size(c, "nothing"), -1);
@@ -99,7 +101,8 @@ static void test_files(void)
     struct bt_hf *c = NULL;
     uint32_t ids[4];
     /* An integer past 64 bits must not make the file unreadable. */
-    static const char cfg[] = "{\"eos_token_id\": 1, \"bos_token_id\": 9, \"n\": 3, \"huge\": 1000000000000000019884624838656}";
+    static const char cfg[] = "{\"eos_token_id\": 1, \"bos_token_id\": 9, \"n\": 3, \"huge\": "
+                              "1000000000000000019884624838656}";
     static const char gen[] = "{\"eos_token_id\": [5, 6]}";
 
     (void)bt_temp_write("config.json", cfg, strlen(cfg));

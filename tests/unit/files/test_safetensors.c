@@ -27,12 +27,13 @@ static void test_good(void)
 {
     struct bt_err err = {0};
     struct bt_st *s = NULL;
-    const char *path = write_st("a.safetensors",
-                                "{\"__metadata__\":{\"format\":\"pt\"},"
-                                "\"b\":{\"dtype\":\"BF16\",\"shape\":[2,3],\"data_offsets\":[8,20]},"
-                                "\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]},"
-                                "\"i\":{\"dtype\":\"I64\",\"shape\":[],\"data_offsets\":[20,28]}}",
-                                28);
+    const char *path =
+        write_st("a.safetensors",
+                 "{\"__metadata__\":{\"format\":\"pt\"},"
+                 "\"b\":{\"dtype\":\"BF16\",\"shape\":[2,3],\"data_offsets\":[8,20]},"
+                 "\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]},"
+                 "\"i\":{\"dtype\":\"I64\",\"shape\":[],\"data_offsets\":[20,28]}}",
+                 28);
     CHECK_EQ(bt_st_open(path, &s, &err), BT_OK);
     if (s == NULL) {
         fprintf(stderr, "%s\n", err.msg);
@@ -76,25 +77,35 @@ static void test_bad(void)
     expect_bad("{\"x\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}", 7, "tensor x");
     expect_bad("{\"x\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[4,0]}}", 8, "outside");
     expect_bad("{\"x\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[-8,0]}}", 8, "outside");
-    expect_bad("{\"x\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[0,8]}}", 8, "the shape needs 12");
-    expect_bad("{\"x\":{\"dtype\":\"F99\",\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "unknown dtype \"F99\"");
+    expect_bad("{\"x\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[0,8]}}", 8,
+               "the shape needs 12");
+    expect_bad("{\"x\":{\"dtype\":\"F99\",\"shape\":[2],\"data_offsets\":[0,8]}}", 8,
+               "unknown dtype \"F99\"");
     expect_bad("{\"x\":{\"dtype\":\"F32\",\"shape\":[-2],\"data_offsets\":[0,8]}}", 8, "shape[0]");
     expect_bad("{\"x\":{\"dtype\":\"F32\",\"shape\":2,\"data_offsets\":[0,8]}}", 8, "shape");
-    expect_bad("{\"x\":{\"dtype\":\"F32\",\"shape\":[1,1,1,1,1,1,1,1,1],\"data_offsets\":[0,4]}}", 8, "at most 8");
-    expect_bad("{\"x\":{\"dtype\":\"F32\",\"shape\":[4294967296,4294967296],\"data_offsets\":[0,0]}}", 8, "overflows");
-    expect_bad("{\"x\":{\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[0]}}", 8, "pair of integers");
-    expect_bad("{\"x\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0.5,4]}}", 8, "pair of integers");
+    expect_bad("{\"x\":{\"dtype\":\"F32\",\"shape\":[1,1,1,1,1,1,1,1,1],\"data_offsets\":[0,4]}}",
+               8, "at most 8");
+    expect_bad(
+        "{\"x\":{\"dtype\":\"F32\",\"shape\":[4294967296,4294967296],\"data_offsets\":[0,0]}}", 8,
+        "overflows");
+    expect_bad("{\"x\":{\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[0]}}", 8,
+               "pair of integers");
+    expect_bad("{\"x\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0.5,4]}}", 8,
+               "pair of integers");
     expect_bad("{\"x\":{\"shape\":[1],\"data_offsets\":[0,4]}}", 8, "no dtype");
     expect_bad("{\"x\":3}", 8, "no dtype");
     expect_bad("{\"x\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]},"
-               "\"y\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[2,6]}}", 8, "x and y overlap");
+               "\"y\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[2,6]}}",
+               8, "x and y overlap");
     expect_bad("{\"x\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]},"
-               "\"x\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,8]}}", 8, "duplicate");
+               "\"x\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,8]}}",
+               8, "duplicate");
 
     struct bt_err err = {0};
     struct bt_st *s = NULL;
     const uint8_t huge[16] = {0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, '{', '}'};
-    CHECK_EQ(bt_st_open(bt_temp_write("bad.safetensors", huge, sizeof(huge)), &s, &err), BT_ERR_INVALID);
+    CHECK_EQ(bt_st_open(bt_temp_write("bad.safetensors", huge, sizeof(huge)), &s, &err),
+             BT_ERR_INVALID);
     CHECK(strstr(err.msg, "byte 0: header") != NULL);
     CHECK_EQ(bt_st_open(bt_temp_write("bad.safetensors", huge, 5), &s, &err), BT_ERR_INVALID);
     CHECK_EQ(bt_st_open(bt_temp_write("bad.safetensors", huge, 0), &s, &err), BT_ERR_INVALID);
@@ -140,7 +151,8 @@ static void test_out_of_memory(void)
 {
     const char *path = write_st("a.safetensors",
                                 "{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]},"
-                                "\"b\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[8,16]}}", 16);
+                                "\"b\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[8,16]}}",
+                                16);
     bool fired = true;
 
     for (uint64_t nth = 0; fired; nth++) {
@@ -157,8 +169,8 @@ static void test_out_of_memory(void)
 
 int main(void)
 {
-    static const char *const names[] = {"a.safetensors", "bad.safetensors", "s1", "s2", "s3",
-                                        "model.safetensors.index.json"};
+    static const char *const names[] = {
+        "a.safetensors", "bad.safetensors", "s1", "s2", "s3", "model.safetensors.index.json"};
     test_good();
     test_bad();
     test_shards();
