@@ -1,0 +1,265 @@
+/* Opening models: what info says, and that every defect or unknown feature is refused with its
+ * name. */
+
+#include "model/model.h"
+
+#include "base/mem.h"
+#include "tests/check.h"
+#include "tests/tiny_model.h"
+
+/* tiny_config with `from` replaced by `to`. */
+static const char *edited(const char *from, const char *to)
+{
+    static char out[2048];
+    const char *at = strstr(tiny_config, from);
+
+    if (at == NULL) {
+        abort();
+    }
+    (void)snprintf(out, sizeof(out), "%.*s%s%s", (int)(at - tiny_config), tiny_config, to,
+                   at + strlen(from));
+    return out;
+}
+
+/* tiny_config with one more field. */
+static const char *with(const char *field)
+{
+    char to[512];
+
+    (void)snprintf(to, sizeof(to), "{%s, ", field);
+    return edited("{", to);
+}
+
+static enum bt_status open_model(const struct tiny_model *t, const char *config,
+                                 struct bt_model **m, struct bt_err *err)
+{
+    *m = NULL;
+    return bt_model_open(tiny_write(t, config, 1), m, err);
+}
+
+static void expect(const struct tiny_model *t, const char *config, enum bt_status want,
+                   const char *text)
+{
+    struct bt_model *m;
+    struct bt_err err = {0};
+
+    CHECK_EQ(open_model(t, config, &m, &err), want);
+    CHECK(strstr(err.msg, text) != NULL);
+    if (strstr(err.msg, text) == NULL) {
+        fprintf(stderr, "  wanted \"%s\" in: %s\n", text, err.msg);
+    }
+    bt_model_destroy(m);
+}
+
+static void test_info(void)
+{
+    struct tiny_model t;
+    struct bt_model *m;
+    struct bt_err err = {0};
+
+    tiny_llama(&t);
+    CHECK_EQ(open_model(&t, tiny_config, &m, &err), BT_OK);
+    if (m == NULL) {
+        fprintf(stderr, "%s\n", err.msg);
+        return;
+    }
+    const struct bt_model_info *i = bt_model_info(m);
+    CHECK_STR(i->arch, "llama");
+    CHECK(strncmp(i->name, "baton-test-", 11) == 0);
+    CHECK(i->n_layers == 2 && i->dim == 32 && i->n_heads == 4 && i->n_kv_heads == 2 &&
+          i->head_dim == 8);
+    CHECK(i->vocab == 64 && i->context == 256 && i->n_groups == 1);
+    CHECK(i->groups[0].window == 0 && i->groups[0].n_layers == 2);
+    CHECK(i->layer_group[1] == 0 && i->layer_index[1] == 1);
+    CHECK(i->n_eos == 2 && i->eos[0] == 2 && i->eos[1] == 3 && i->bos == 1);
+    CHECK_EQ(i->weight_bytes, i->n_params * 4);
+    bt_model_destroy(m);
+}
+
+/* A good config whose fingerprint differs from the plain one, or not. */
+static void expect_fingerprint(const struct tiny_model *t, const char *config, uint64_t seed,
+                               uint64_t plain, bool same)
+{
+    struct bt_model *m = NULL;
+    struct bt_err err = {0};
+
+    CHECK_EQ(bt_model_open(tiny_write(t, config, seed), &m, &err), BT_OK);
+    if (m != NULL) {
+        CHECK((bt_model_info(m)->fingerprint == plain) == same);
+    } else {
+        fprintf(stderr, "%s\n", err.msg);
+    }
+    bt_model_destroy(m);
+}
+
+static void test_fingerprint(void)
+{
+    struct tiny_model t;
+    struct bt_model *m;
+    struct bt_err err = {0};
+
+    tiny_llama(&t);
+    CHECK_EQ(open_model(&t, tiny_config, &m, &err), BT_OK);
+    uint64_t plain = bt_model_info(m)->fingerprint;
+    bt_model_destroy(m);
+    expect_fingerprint(&t, tiny_config, 1, plain, true);
+    expect_fingerprint(&t, with("\"attention_dropout\": 0.5"), 1, plain, true);
+    expect_fingerprint(&t, tiny_config, 2, plain, false);
+    expect_fingerprint(&t, edited("1e-5", "1e-6"), 1, plain, false);
+    expect_fingerprint(&t, edited("10000.0", "20000.0"), 1, plain, false);
+    expect_fingerprint(&t, edited("[2, 3]", "2"), 1, plain, false);
+    tiny_find(&t, "model.norm.weight")->type = "BF16";
+    expect_fingerprint(&t, tiny_config, 1, plain, false);
+}
+
+static void test_groups(void)
+{
+    struct tiny_model t;
+    struct bt_model *m;
+    struct bt_err err = {0};
+
+    tiny_llama(&t);
+    CHECK_EQ(open_model(&t, edited("\"llama\"", "\"mistral\", \"sliding_window\": 16"), &m, &err),
+             BT_OK);
+    CHECK(m != NULL && bt_model_info(m)->n_groups == 1 && bt_model_info(m)->groups[0].window == 16);
+    bt_model_destroy(m);
+    CHECK_EQ(open_model(&t, edited("\"llama\"", "\"mistral\", \"sliding_window\": null"), &m, &err),
+             BT_OK);
+    CHECK(m != NULL && bt_model_info(m)->groups[0].window == 0);
+    bt_model_destroy(m);
+    /* A window that no position can leave is full attention; an absent one is 4096. */
+    CHECK_EQ(open_model(&t, edited("\"llama\"", "\"mistral\""), &m, &err), BT_OK);
+    CHECK(m != NULL && bt_model_info(m)->groups[0].window == 0);
+    bt_model_destroy(m);
+    const char *mixed = "\"mistral\", \"sliding_window\": 16, "
+                        "\"layer_types\": [\"sliding_attention\", \"full_attention\"]";
+    CHECK_EQ(open_model(&t, edited("\"llama\"", mixed), &m, &err), BT_OK);
+    if (m != NULL) {
+        const struct bt_model_info *i = bt_model_info(m);
+        CHECK(i->n_groups == 2 && i->groups[0].window == 0 && i->groups[1].window == 16);
+        CHECK(i->layer_group[0] == 1 && i->layer_group[1] == 0 && i->layer_index[0] == 0 &&
+              i->layer_index[1] == 0);
+    }
+    bt_model_destroy(m);
+}
+
+static void test_bad_config(void)
+{
+    struct tiny_model t;
+    tiny_llama(&t);
+    expect(&t, edited("\"llama\"", "\"deepseek_v3\""), BT_ERR_UNSUPPORTED,
+           "\"deepseek_v3\" is not supported");
+    expect(&t, edited("\"model_type\": \"llama\", ", ""), BT_ERR_INVALID, "model_type: missing");
+    expect(&t, edited("LlamaForCausalLM", "LlamaForSequenceClassification"), BT_ERR_UNSUPPORTED,
+           "architectures");
+    expect(&t, edited("silu", "relu2"), BT_ERR_UNSUPPORTED, "hidden_act: activation \"relu2\"");
+    expect(&t, with("\"quantization_config\": {}"), BT_ERR_UNSUPPORTED, "quantization_config");
+    expect(&t, with("\"use_bidirectional_attention\": true"), BT_ERR_UNSUPPORTED,
+           "use_bidirectional_attention");
+    expect(&t, with("\"rope_scaling\": {\"rope_type\": \"dynamic\", \"factor\": 2}"),
+           BT_ERR_UNSUPPORTED, "rope_scaling.rope_type: rope type \"dynamic\"");
+    expect(&t, with("\"rope_scaling\": {\"type\": \"longrope\"}"), BT_ERR_UNSUPPORTED,
+           "rope_scaling.type: rope type \"longrope\"");
+    expect(&t, with("\"rope_scaling\": {\"type\": \"linear\"}"), BT_ERR_INVALID,
+           "rope_scaling.factor: missing");
+    expect(&t, with("\"rope_scaling\": {\"type\": \"linear\", \"factor\": 0}"), BT_ERR_INVALID,
+           "rope factor");
+    expect(&t, with("\"rope_parameters\": {\"full_attention\": {}}"), BT_ERR_UNSUPPORTED,
+           "by layer type");
+    expect(&t, with("\"rope_scaling\": 3"), BT_ERR_INVALID, "rope_scaling: not an object");
+    expect(&t, edited("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 0"), BT_ERR_INVALID,
+           "num_hidden_layers");
+    expect(&t, edited("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3"), BT_ERR_INVALID,
+           "no tensor model.layers.2.");
+    expect(&t, edited("\"num_key_value_heads\": 2", "\"num_key_value_heads\": 3"), BT_ERR_INVALID,
+           "no multiple");
+    expect(&t, edited("\"hidden_size\": 32", "\"hidden_size\": \"x\""), BT_ERR_INVALID,
+           "hidden_size: not an integer");
+    expect(&t, edited("1e-5", "-1"), BT_ERR_INVALID, "rms_norm_eps");
+    expect(&t, edited("[2, 3]", "64"), BT_ERR_INVALID, "eos_token_id 64 is outside the vocabulary");
+    expect(&t, edited("10000.0", "0"), BT_ERR_INVALID, "rope theta");
+    expect(&t, with("\"partial_rotary_factor\": 0.1"), BT_ERR_INVALID, "rope turns 0");
+    expect(
+        &t,
+        edited("\"llama\"",
+               "\"mistral\", \"sliding_window\": 4, \"layer_types\": [\"chunked\", \"chunked\"]"),
+        BT_ERR_UNSUPPORTED, "layer_types: \"chunked\"");
+    expect(&t, edited("\"llama\"", "\"mistral\", \"layer_types\": [\"full_attention\"]"),
+           BT_ERR_INVALID, "layer_types: 1 entries for 2 layers");
+    expect(&t, "{", BT_ERR_INVALID, "config.json: byte");
+}
+
+static void test_bad_tensors(void)
+{
+    struct tiny_model t;
+
+    tiny_llama(&t);
+    tiny_remove(&t, "model.layers.1.self_attn.k_proj.weight");
+    expect(&t, tiny_config, BT_ERR_INVALID, "no tensor model.layers.1.self_attn.k_proj.weight");
+    tiny_llama(&t);
+    tiny_find(&t, "model.layers.0.mlp.up_proj.weight")->shape[0] = 47;
+    expect(&t, tiny_config, BT_ERR_INVALID,
+           "tensor model.layers.0.mlp.up_proj.weight: shape [47, 32], expected [48, 32]");
+    tiny_llama(&t);
+    tiny_find(&t, "model.norm.weight")->type = "I64";
+    expect(&t, tiny_config, BT_ERR_UNSUPPORTED, "tensor model.norm.weight: type I64");
+    tiny_llama(&t);
+    tiny_add(&t, "model.layers.0.self_attn.q_proj.bias", 32, 0);
+    expect(&t, tiny_config, BT_ERR_UNSUPPORTED,
+           "tensor model.layers.0.self_attn.q_proj.bias: a llama model has no use");
+    tiny_llama(&t);
+    tiny_remove(&t, "lm_head.weight");
+    expect(&t, tiny_config, BT_ERR_INVALID, "no tensor lm_head.weight");
+
+    struct bt_model *m;
+    struct bt_err err = {0};
+    tiny_llama(&t);
+    tiny_add(&t, "model.layers.0.self_attn.rotary_emb.inv_freq", 4, 0);
+    CHECK_EQ(open_model(&t, with("\"tie_word_embeddings\": true"), &m, &err), BT_OK);
+    bt_model_destroy(m);
+
+    /* The last tensor's end is past the end of the file. */
+    const char *path = bt_temp_path("model.safetensors");
+    tiny_llama(&t);
+    (void)tiny_write(&t, tiny_config, 1);
+    FILE *f = fopen(path, "r+b");
+    CHECK(f != NULL && fseek(f, 0, SEEK_END) == 0 && ftruncate(fileno(f), ftell(f) - 4) == 0);
+    (void)fclose(f);
+    CHECK_EQ(bt_model_open(bt_temp_dir(), &m, &err), BT_ERR_INVALID);
+    CHECK(strstr(err.msg, "model.layers.1.mlp.down_proj.weight") != NULL &&
+          strstr(err.msg, "outside") != NULL);
+    (void)unlink(path);
+    CHECK_EQ(bt_model_open(bt_temp_dir(), &m, &err), BT_ERR_NOT_FOUND);
+    CHECK(strstr(err.msg, "model.safetensors") != NULL);
+    CHECK_EQ(bt_model_open("/nonexistent/model.gguf", &m, &err), BT_ERR_NOT_FOUND);
+}
+
+static void test_out_of_memory(void)
+{
+    struct tiny_model t;
+    bool fired = true;
+
+    tiny_llama(&t);
+    (void)tiny_write(&t, tiny_config, 1);
+    for (uint64_t nth = 0; fired; nth++) {
+        struct bt_model *m = NULL;
+        bt_test_fail_alloc(nth);
+        enum bt_status st = bt_model_open(bt_temp_dir(), &m, NULL);
+        fired = bt_test_fail_alloc_off();
+        CHECK_EQ(st, fired ? BT_ERR_NOMEM : BT_OK);
+        bt_model_destroy(m);
+        CHECK_EQ(bt_test_live_bytes(), 0);
+    }
+}
+
+int main(void)
+{
+    test_info();
+    test_fingerprint();
+    test_groups();
+    test_bad_config();
+    test_bad_tensors();
+    test_out_of_memory();
+    tiny_clean();
+    return bt_test_done();
+}
