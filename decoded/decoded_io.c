@@ -168,6 +168,7 @@ static void on_engine(void *arg, const struct bt_engine_ev *ev)
     case BT_ENGINE_EV_PAGES:
     case BT_ENGINE_EV_PROMPT_LOGPROBS:
     case BT_ENGINE_EV_STEP:
+    case BT_ENGINE_EV_BROKEN:
         return;
     }
     run(d);

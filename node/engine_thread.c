@@ -113,9 +113,10 @@ static void post_failed(struct bt_engine_thread *t, uint64_t job, enum bt_status
 
 static struct job_slot *job_find(struct bt_engine_thread *t, uint64_t job)
 {
-    struct job_slot *s = &t->jobs[slot_of(job)];
-
-    return slot_of(job) < t->max_jobs && s->job == job ? s : NULL;
+    if (slot_of(job) >= t->max_jobs) {
+        return NULL;
+    }
+    return t->jobs[slot_of(job)].job == job ? &t->jobs[slot_of(job)] : NULL;
 }
 
 static uint64_t job_of_seq(struct bt_engine_thread *t, bt_seq_id seq)
@@ -407,8 +408,9 @@ static void *thread_main(void *arg)
         }
         enum bt_status st = bt_engine_step(t->engine, &worked, &stats);
 
-        if (st != BT_OK) {
-            bt_log_error("engine", "step failed: %s", bt_status_str(st));
+        if (st != BT_OK) { /* the same step would fail again */
+            post(t, &(struct bt_engine_ev){.kind = BT_ENGINE_EV_BROKEN, .status = st, .text = "a step failed"}, NULL);
+            break;
         }
         flush_prompt_logprobs(t);
         if (worked) {

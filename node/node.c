@@ -202,6 +202,11 @@ static void on_engine(void *arg, const struct bt_engine_ev *ev)
 
     if (ev->kind == BT_ENGINE_EV_STEP) {
         bt_node_metrics_step(n, &ev->step);
+    } else if (ev->kind == BT_ENGINE_EV_BROKEN) {
+        bt_log_error("engine", "%s: %s; this node ends", ev->text, bt_status_str(ev->status));
+        n->p->broken = true;
+        bt_net_loop_stop(n->loop);
+        return;
     }
     n->hooks.on_engine(n->hooks.arg, ev);
 }
@@ -626,8 +631,10 @@ int bt_node_main(const struct bt_prog *prog, int argc, char **argv, const struct
     } else {
         bt_log_error("node", "%s", err.msg[0] != '\0' ? err.msg : bt_status_str(st));
     }
+    int rc = st == BT_OK ? (n.p->broken ? 1 : 0) : st == BT_ERR_INVALID ? 2 : 1;
+
     node_stop(&n);
     bt_free(n.p);
     bt_opt_free(prog, &n.cfg);
-    return st == BT_OK ? 0 : st == BT_ERR_INVALID ? 2 : 1;
+    return rc;
 }

@@ -230,6 +230,7 @@ static void on_engine(void *arg, const struct bt_engine_ev *ev)
         break;
     case BT_ENGINE_EV_LANDED:
     case BT_ENGINE_EV_STEP:
+    case BT_ENGINE_EV_BROKEN:
         return;
     }
     run(p);
