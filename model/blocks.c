@@ -62,7 +62,11 @@ void bt_block_attention(struct bt_pass *p, uint32_t layer)
                          .dtype = p->kv->dtype};
     bt_k_kv_store(p->k, &kv, key, ws->qkv_width, value, ws->qkv_width, spans, p->batch->n_spans);
     if (p->batch->layer_done != NULL && !p->batch->layer_done(p->batch->arg, layer)) {
-        p->stopped = true;
+        p->stopped = p->cancelled = true;
+        return;
+    }
+    if (layer + 1 == c->n_layers && p->batch->n_out == 0) {
+        p->stopped = true; /* a chunk inside a prompt: the cache is all that it leaves */
         return;
     }
     struct bt_k_attn a = {.q = q,

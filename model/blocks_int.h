@@ -2,8 +2,8 @@
 #define BT_MODEL_BLOCKS_INT_H
 
 /* The pieces that families wire together. Rows of all buffers are the batch's tokens; every piece
- * is backend calls only. A pass that layer_done abandoned has p->stopped set: pieces after it do
- * nothing. */
+ * is backend calls only. A pass that ends inside a layer (abandoned by layer_done, or nothing but the
+ * cache was wanted) has p->stopped set: pieces after it do nothing. */
 
 #include "model/model_int.h"
 
@@ -34,7 +34,8 @@ struct bt_pass {
     const struct bt_model_kv *kv;
     const struct bt_model_batch *batch;
     uint32_t n; /* rows */
-    bool stopped;
+    bool stopped;   /* the layer in hand is the last thing done */
+    bool cancelled; /* … because layer_done said so */
 };
 
 /* y = norm(x), rows of dim. */

@@ -178,11 +178,11 @@ enum bt_status bt_model_forward(struct bt_model *m, struct bt_model_ws *ws,
         fill_rope(&p, i);
     }
     bt_k_embed(p.k, ws->x, m->embed, batch->tokens, batch->n_tokens, c->embed_scale);
-    for (uint32_t i = 0; i < c->n_layers; i++) {
+    for (uint32_t i = 0; i < c->n_layers && !p.stopped; i++) {
         m->family->layer(&p, i);
-        if (p.stopped) {
-            return BT_ERR_CANCELLED;
-        }
+    }
+    if (p.cancelled) {
+        return BT_ERR_CANCELLED;
     }
     if (batch->n_out > 0) {
         logits(&p);
