@@ -77,19 +77,20 @@ static enum bt_status read_tokens(struct gguf_loader *l)
         const struct bt_tok_str *s = &g->tokens[i];
         struct bt_tok_token *k = &l->t->tokens[i];
         int32_t type = type_of(g, i);
-        bool added = type == BT_TOK_GGUF_CONTROL || type == BT_TOK_GGUF_USER;
+        bool special = type == BT_TOK_GGUF_CONTROL || type == BT_TOK_GGUF_UNKNOWN;
+        bool added = special || type == BT_TOK_GGUF_USER;
         enum bt_status st = BT_OK;
         if (!bt_utf8_valid(s->s, s->len, NULL)) {
             return bt_err_set(l->err, BT_ERR_INVALID, "tokenizer.ggml.tokens[%u]: not valid UTF-8", i);
         }
         k->name = bt_tok_build_name(l->t, &used, s->s, s->len);
         k->name_len = (uint32_t)s->len;
-        k->special = type == BT_TOK_GGUF_CONTROL;
+        k->special = special;
         if (!added) {
             st = bt_tok_bpe_add(&l->t->bpe, k->name, s->len, i);
         } else if (s->len > 0) {
             st = bt_tok_build_added(
-                l->t, &(struct bt_tok_added){.id = i, .special = k->special, .content = k->name, .len = s->len, .order = i});
+                l->t, &(struct bt_tok_added){.id = i, .special = special, .content = k->name, .len = s->len, .order = i});
         }
         if (st != BT_OK) {
             return nomem(l);

@@ -236,7 +236,7 @@ enum bt_status bt_tok_build_byte_level(struct bt_tokenizer *t, bool prefix_space
 enum bt_status bt_tok_build_split(struct bt_tokenizer *t, const char *regex, enum bt_tok_behavior behavior,
                                   struct bt_err *err);
 
-/* ---- components of tokenizer.json (tokenizer_steps.c) ---- */
+/* ---- components of tokenizer.json (tokenizer_steps.c, tokenizer_ends.c) ---- */
 
 struct bt_tape_node;
 /* path: the JSON path of node, for errors. NULL or null nodes mean that there is none. */

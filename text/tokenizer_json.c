@@ -1,5 +1,6 @@
 /* Builds a tokenizer from a Hugging Face tokenizer.json and, beside it, tokenizer_config.json. Owns the model section
- * (vocabulary, merges), the added tokens and the special ids; the pipeline's components are in tokenizer_steps.c. */
+ * (vocabulary, merges), the added tokens and the special ids; the pipeline's components are in tokenizer_steps.c and
+ * tokenizer_ends.c. */
 
 #include "text/tokenizer.h"
 

@@ -1,5 +1,5 @@
-/* The components of a tokenizer.json: normalizer, pre-tokenizer, post-processor, decoder. Each is taken exactly or
- * refused with its JSON path; unknown extra keys are passed over as the reference does. */
+/* Normalizers and pre-tokenizers of a tokenizer.json, and what all readers of components share. Each is taken exactly
+ * or refused with its JSON path; unknown extra keys are passed over as the reference does. */
 
 #include "text/tokenizer_int.h"
 
@@ -7,33 +7,30 @@
 #include <string.h>
 #include "base/mem.h"
 #include "files/json_tape.h"
+#include "text/tokenizer_json_int.h"
 
-#define PATH_BYTES 256
-#define STEPS_MAX 64
-#define NEST_MAX 8
-
-static enum bt_status nomem(struct bt_err *err)
+enum bt_status bt_tok_json_nomem(struct bt_err *err)
 {
     return bt_err_set(err, BT_ERR_NOMEM, "out of memory");
 }
 
-static enum bt_status bad(struct bt_err *err, const char *path, const char *key, const char *want)
+enum bt_status bt_tok_json_bad(struct bt_err *err, const char *path, const char *key, const char *want)
 {
     return bt_err_set(err, BT_ERR_INVALID, "%s.%s: %s expected", path, key, want);
 }
 
-static bool absent(const struct bt_tape_node *n)
+bool bt_tok_json_absent(const struct bt_tape_node *n)
 {
     return n == NULL || n->type == BT_TAPE_NULL;
 }
 
 /* The component's type; "" and an error when it has none. */
-static enum bt_status get_type(const struct bt_tape_node *node, const char *path, const char **type, struct bt_err *err)
+enum bt_status bt_tok_json_type(const struct bt_tape_node *node, const char *path, const char **type, struct bt_err *err)
 {
     const struct bt_tape_node *v = bt_tape_get(node, "type");
 
     if (!bt_tape_is(v, BT_TAPE_STRING)) {
-        return bad(err, path, "type", "a string");
+        return bt_tok_json_bad(err, path, "type", "a string");
     }
     *type = v->s;
     return BT_OK;
@@ -44,21 +41,21 @@ static enum bt_status get_bool(const struct bt_tape_node *node, const char *path
 {
     const struct bt_tape_node *v = bt_tape_get(node, key);
 
-    *out = absent(v) ? dflt : v->type == BT_TAPE_TRUE;
-    if (!absent(v) && v->type != BT_TAPE_TRUE && v->type != BT_TAPE_FALSE) {
-        return bad(err, path, key, "true or false");
+    *out = bt_tok_json_absent(v) ? dflt : v->type == BT_TAPE_TRUE;
+    if (!bt_tok_json_absent(v) && v->type != BT_TAPE_TRUE && v->type != BT_TAPE_FALSE) {
+        return bt_tok_json_bad(err, path, key, "true or false");
     }
     return BT_OK;
 }
 
-static enum bt_status get_str(const struct bt_tape_node *node, const char *path, const char *key,
+enum bt_status bt_tok_json_str(const struct bt_tape_node *node, const char *path, const char *key,
                               const struct bt_tape_node **out, struct bt_err *err)
 {
     *out = bt_tape_get(node, key);
-    return bt_tape_is(*out, BT_TAPE_STRING) ? BT_OK : bad(err, path, key, "a string");
+    return bt_tape_is(*out, BT_TAPE_STRING) ? BT_OK : bt_tok_json_bad(err, path, key, "a string");
 }
 
-static enum bt_status unsupported(struct bt_err *err, const char *path, const char *type)
+enum bt_status bt_tok_json_unsupported(struct bt_err *err, const char *path, const char *type)
 {
     return bt_err_set(err, BT_ERR_UNSUPPORTED, "%s.type: \"%.64s\" is not supported", path, type);
 }
@@ -76,7 +73,7 @@ static enum bt_status get_pattern(const struct bt_tape_node *node, const char *p
     } else if (bt_tape_is(re, BT_TAPE_STRING)) {
         st = bt_tok_pattern_regex(re->s, re->len, out, err);
     } else {
-        return bad(err, path, "pattern", "a String or Regex");
+        return bt_tok_json_bad(err, path, "pattern", "a String or Regex");
     }
     if (st != BT_OK) {
         (void)bt_err_prefix(err, "%s.pattern", path);
@@ -84,24 +81,21 @@ static enum bt_status get_pattern(const struct bt_tape_node *node, const char *p
     return st;
 }
 
-/* The elements of a Sequence, each given to read with its own path. */
-typedef enum bt_status read_fn(struct bt_tokenizer *t, const struct bt_tape_node *node, const char *path, unsigned depth,
-                               struct bt_err *err);
-static enum bt_status each(struct bt_tokenizer *t, const struct bt_tape_node *node, const char *path, const char *key,
-                           unsigned depth, read_fn *read, struct bt_err *err)
+enum bt_status bt_tok_json_each(struct bt_tokenizer *t, const struct bt_tape_node *node, const char *path, const char *key,
+                                unsigned depth, bt_tok_json_fn *read, struct bt_err *err)
 {
     const struct bt_tape_node *list = bt_tape_get(node, key);
     enum bt_status st = BT_OK;
 
-    if (!bt_tape_is(list, BT_TAPE_ARRAY) || list->len > STEPS_MAX) {
-        return bad(err, path, key, "an array of at most 64");
+    if (!bt_tape_is(list, BT_TAPE_ARRAY) || list->len > BT_TOK_STEPS_MAX) {
+        return bt_tok_json_bad(err, path, key, "an array of at most 64");
     }
-    if (depth >= NEST_MAX) {
+    if (depth >= BT_TOK_NEST_MAX) {
         return bt_err_set(err, BT_ERR_INVALID, "%s: nested too deeply", path);
     }
     const struct bt_tape_node *v = list + 1;
     for (uint32_t i = 0; i < list->len && st == BT_OK; i++, v += v->span) {
-        char sub[PATH_BYTES];
+        char sub[BT_TOK_PATH_BYTES];
         (void)snprintf(sub, sizeof(sub), "%s.%s[%u]", path, key, i); /* a cut path is still a path */
         st = read(t, v, sub, depth + 1, err);
     }
@@ -114,19 +108,18 @@ static enum bt_status set_content(struct bt_tok_norm *n, const struct bt_tape_no
 {
     n->content = bt_alloc(v->len + 1);
     if (n->content == NULL) {
-        return nomem(err);
+        return bt_tok_json_nomem(err);
     }
     memcpy(n->content, v->s, v->len);
     n->content_len = v->len;
     return BT_OK;
 }
 
-/* Normalizer and decoder of this type are alike. */
-static enum bt_status read_replace(const struct bt_tape_node *node, const char *path, struct bt_tok_norm *n,
+enum bt_status bt_tok_json_replace(const struct bt_tape_node *node, const char *path, struct bt_tok_norm *n,
                                    struct bt_err *err)
 {
     const struct bt_tape_node *v;
-    enum bt_status st = get_str(node, path, "content", &v, err);
+    enum bt_status st = bt_tok_json_str(node, path, "content", &v, err);
 
     if (st == BT_OK) {
         st = set_content(n, v, err);
@@ -151,17 +144,17 @@ static enum bt_status read_norm(struct bt_tokenizer *t, const struct bt_tape_nod
         {"NFKD", BT_TOK_NFKD}, {"Lowercase", BT_TOK_LOWERCASE}, {"StripAccents", BT_TOK_STRIP_ACCENTS},
     };
     const char *type = "";
-    enum bt_status st = get_type(node, path, &type, err);
+    enum bt_status st = bt_tok_json_type(node, path, &type, err);
 
     if (st != BT_OK) {
         return st;
     }
     if (strcmp(type, "Sequence") == 0) {
-        return each(t, node, path, "normalizers", depth, read_norm, err);
+        return bt_tok_json_each(t, node, path, "normalizers", depth, read_norm, err);
     }
     struct bt_tok_norm *n = bt_tok_build_norm(&t->norms, &t->n_norms);
     if (n == NULL) {
-        return nomem(err);
+        return bt_tok_json_nomem(err);
     }
     for (size_t i = 0; i < sizeof(simple) / sizeof(simple[0]); i++) {
         if (strcmp(type, simple[i].name) == 0) {
@@ -176,19 +169,19 @@ static enum bt_status read_norm(struct bt_tokenizer *t, const struct bt_tape_nod
     }
     if (strcmp(type, "Prepend") == 0) {
         const struct bt_tape_node *v;
-        st = get_str(node, path, "prepend", &v, err);
+        st = bt_tok_json_str(node, path, "prepend", &v, err);
         return st != BT_OK ? st : set_content(n, v, err);
     }
     if (strcmp(type, "Replace") == 0) {
-        return read_replace(node, path, n, err);
+        return bt_tok_json_replace(node, path, n, err);
     }
-    return unsupported(err, path, type);
+    return bt_tok_json_unsupported(err, path, type);
 }
 
 enum bt_status bt_tok_read_normalizer(struct bt_tokenizer *t, const struct bt_tape_node *node, const char *path,
                                       struct bt_err *err)
 {
-    return absent(node) ? BT_OK : read_norm(t, node, path, 0, err);
+    return bt_tok_json_absent(node) ? BT_OK : read_norm(t, node, path, 0, err);
 }
 
 /* ---- pre-tokenizers ---- */
@@ -200,7 +193,7 @@ static enum bt_status read_behavior(const struct bt_tape_node *node, const char 
     const struct bt_tape_node *v = bt_tape_get(node, "behavior");
 
     *out = dflt;
-    if (absent(v)) {
+    if (bt_tok_json_absent(v)) {
         return BT_OK;
     }
     for (unsigned i = 0; i < 5; i++) {
@@ -209,7 +202,7 @@ static enum bt_status read_behavior(const struct bt_tape_node *node, const char 
             return BT_OK;
         }
     }
-    return bad(err, path, "behavior", "a known behavior");
+    return bt_tok_json_bad(err, path, "behavior", "a known behavior");
 }
 
 static enum bt_status read_split(struct bt_tokenizer *t, const struct bt_tape_node *node, const char *path,
@@ -219,7 +212,7 @@ static enum bt_status read_split(struct bt_tokenizer *t, const struct bt_tape_no
     enum bt_status st;
 
     if (p == NULL) {
-        return nomem(err);
+        return bt_tok_json_nomem(err);
     }
     st = get_pattern(node, path, &p->pattern, err);
     if (st == BT_OK) {
@@ -242,15 +235,15 @@ static enum bt_status read_byte_level(struct bt_tokenizer *t, const struct bt_ta
 }
 
 /* replacement and prepend_scheme, the latter also by its older name */
-static enum bt_status read_meta(const struct bt_tape_node *node, const char *path, const struct bt_tape_node **replacement,
+enum bt_status bt_tok_json_meta(const struct bt_tape_node *node, const char *path, const struct bt_tape_node **replacement,
                                 enum bt_tok_prepend *prepend, struct bt_err *err)
 {
     const struct bt_tape_node *scheme = bt_tape_get(node, "prepend_scheme");
     bool legacy = true;
-    enum bt_status st = get_str(node, path, "replacement", replacement, err);
+    enum bt_status st = bt_tok_json_str(node, path, "replacement", replacement, err);
 
     if (st == BT_OK && ((*replacement)->len == 0 || (*replacement)->len > 4)) {
-        st = bad(err, path, "replacement", "one character");
+        st = bt_tok_json_bad(err, path, "replacement", "one character");
     }
     if (st == BT_OK) {
         st = get_bool(node, path, "add_prefix_space", true, &legacy, err);
@@ -265,8 +258,8 @@ static enum bt_status read_meta(const struct bt_tape_node *node, const char *pat
         *prepend = BT_TOK_PREPEND_NEVER;
     } else if (bt_tape_str_eq(scheme, "always")) {
         *prepend = BT_TOK_PREPEND_ALWAYS;
-    } else if (!absent(scheme)) {
-        return bad(err, path, "prepend_scheme", "always, first or never");
+    } else if (!bt_tok_json_absent(scheme)) {
+        return bt_tok_json_bad(err, path, "prepend_scheme", "always, first or never");
     }
     return BT_OK;
 }
@@ -277,7 +270,7 @@ static enum bt_status read_metaspace(struct bt_tokenizer *t, const struct bt_tap
     const struct bt_tape_node *rep = NULL;
     enum bt_tok_prepend prepend = BT_TOK_PREPEND_ALWAYS;
     bool split = true;
-    enum bt_status st = read_meta(node, path, &rep, &prepend, err);
+    enum bt_status st = bt_tok_json_meta(node, path, &rep, &prepend, err);
 
     if (st == BT_OK) {
         st = get_bool(node, path, "split", true, &split, err);
@@ -287,7 +280,7 @@ static enum bt_status read_metaspace(struct bt_tokenizer *t, const struct bt_tap
     }
     struct bt_tok_pre *p = bt_tok_build_pre(t);
     if (p == NULL) {
-        return nomem(err);
+        return bt_tok_json_nomem(err);
     }
     p->kind = BT_TOK_METASPACE;
     p->prepend = prepend;
@@ -296,7 +289,7 @@ static enum bt_status read_metaspace(struct bt_tokenizer *t, const struct bt_tap
     if (split) {
         p = bt_tok_build_pre(t);
         if (p == NULL || bt_tok_pattern_literal(rep->s, rep->len, &p->pattern, err) != BT_OK) {
-            return nomem(err);
+            return bt_tok_json_nomem(err);
         }
         p->kind = BT_TOK_SPLIT;
         p->behavior = BT_TOK_MERGED_NEXT;
@@ -309,7 +302,7 @@ static enum bt_status add_class(struct bt_tokenizer *t, const char *pcre, enum b
     struct bt_tok_pre *p = bt_tok_build_pre(t);
 
     if (p == NULL) {
-        return nomem(err);
+        return bt_tok_json_nomem(err);
     }
     p->kind = BT_TOK_SPLIT;
     p->behavior = behavior;
@@ -344,21 +337,21 @@ static enum bt_status read_class(struct bt_tokenizer *t, const struct bt_tape_no
         }
         return st;
     }
-    return unsupported(err, path, type);
+    return bt_tok_json_unsupported(err, path, type);
 }
 
 static enum bt_status read_delimiter(struct bt_tokenizer *t, const struct bt_tape_node *node, const char *path,
                                      struct bt_err *err)
 {
     const struct bt_tape_node *v;
-    enum bt_status st = get_str(node, path, "delimiter", &v, err);
+    enum bt_status st = bt_tok_json_str(node, path, "delimiter", &v, err);
 
     if (st != BT_OK) {
         return st;
     }
     struct bt_tok_pre *p = bt_tok_build_pre(t);
     if (p == NULL) {
-        return nomem(err);
+        return bt_tok_json_nomem(err);
     }
     p->kind = BT_TOK_SPLIT;
     p->behavior = BT_TOK_REMOVED;
@@ -369,13 +362,13 @@ static enum bt_status read_pre(struct bt_tokenizer *t, const struct bt_tape_node
                                struct bt_err *err)
 {
     const char *type = "";
-    enum bt_status st = get_type(node, path, &type, err);
+    enum bt_status st = bt_tok_json_type(node, path, &type, err);
 
     if (st != BT_OK) {
         return st;
     }
     if (strcmp(type, "Sequence") == 0) {
-        return each(t, node, path, "pretokenizers", depth, read_pre, err);
+        return bt_tok_json_each(t, node, path, "pretokenizers", depth, read_pre, err);
     }
     if (strcmp(type, "Split") == 0) {
         return read_split(t, node, path, err);
@@ -395,256 +388,5 @@ static enum bt_status read_pre(struct bt_tokenizer *t, const struct bt_tape_node
 enum bt_status bt_tok_read_pre_tokenizer(struct bt_tokenizer *t, const struct bt_tape_node *node, const char *path,
                                          struct bt_err *err)
 {
-    return absent(node) ? BT_OK : read_pre(t, node, path, 0, err);
-}
-
-/* ---- decoders ---- */
-
-/* The order that can be streamed: Replace …, ByteFallback, Fuse, Strip; or ByteLevel or Metaspace alone. */
-struct decoder_state {
-    unsigned n;                         /* decoders read */
-    bool alone, bytes, fused, stripped; /* what came so far */
-};
-
-static enum bt_status read_strip(struct bt_tokenizer *t, const struct bt_tape_node *node, const char *path,
-                                 struct bt_err *err)
-{
-    const struct bt_tape_node *v;
-    uint32_t start, stop;
-    enum bt_status st = get_str(node, path, "content", &v, err);
-
-    if (st != BT_OK) {
-        return st;
-    }
-    if (v->len == 0 || v->len > 4) {
-        return bad(err, path, "content", "one character");
-    }
-    if (!bt_tape_u32(bt_tape_get(node, "start"), &start) || !bt_tape_u32(bt_tape_get(node, "stop"), &stop)) {
-        return bad(err, path, "start and stop", "whole numbers");
-    }
-    if (stop != 0) {
-        return bt_err_set(err, BT_ERR_UNSUPPORTED, "%s.stop: only 0 is supported", path);
-    }
-    memcpy(t->decoder.strip, v->s, v->len);
-    t->decoder.strip_len = v->len;
-    t->decoder.strip_start = start;
-    return BT_OK;
-}
-
-static enum bt_status read_meta_decoder(struct bt_tokenizer *t, const struct bt_tape_node *node, const char *path,
-                                        struct bt_err *err)
-{
-    struct bt_tok_decoder *d = &t->decoder;
-    const struct bt_tape_node *rep = NULL;
-    enum bt_tok_prepend prepend = BT_TOK_PREPEND_ALWAYS;
-    enum bt_status st = read_meta(node, path, &rep, &prepend, err);
-
-    if (st != BT_OK) {
-        return st;
-    }
-    struct bt_tok_norm *n = bt_tok_build_norm(&d->steps, &d->n_steps);
-    if (n == NULL || (n->content = bt_strdup(" ")) == NULL ||
-        bt_tok_pattern_literal(rep->s, rep->len, &n->pattern, err) != BT_OK) {
-        return nomem(err);
-    }
-    n->content_len = 1;
-    n->kind = BT_TOK_REPLACE;
-    memcpy(d->meta, rep->s, rep->len);
-    d->meta_len = rep->len;
-    d->meta_drop_first = prepend != BT_TOK_PREPEND_NEVER;
-    return BT_OK;
-}
-
-static enum bt_status read_one_decoder(struct bt_tokenizer *t, const struct bt_tape_node *node, const char *path,
-                                       struct decoder_state *s, struct bt_err *err)
-{
-    struct bt_tok_decoder *d = &t->decoder;
-    const char *type = "";
-    enum bt_status st = get_type(node, path, &type, err);
-    bool alone = strcmp(type, "ByteLevel") == 0 || strcmp(type, "Metaspace") == 0;
-
-    if (st != BT_OK) {
-        return st;
-    }
-    if (s->alone || s->stripped || (alone && s->n > 0)) {
-        return bt_err_set(err, BT_ERR_UNSUPPORTED, "%s.type: \"%.64s\" is not supported at this place", path, type);
-    }
-    s->n++;
-    s->alone = alone;
-    d->kind = BT_TOK_DEC_TEXT;
-    if (strcmp(type, "ByteLevel") == 0) {
-        d->kind = BT_TOK_DEC_BYTE_LEVEL;
-        return BT_OK;
-    }
-    if (strcmp(type, "Metaspace") == 0) {
-        return read_meta_decoder(t, node, path, err);
-    }
-    if (strcmp(type, "Replace") == 0 && !s->bytes && !s->fused) {
-        struct bt_tok_norm *n = bt_tok_build_norm(&d->steps, &d->n_steps);
-        return n == NULL ? nomem(err) : read_replace(node, path, n, err);
-    }
-    if (strcmp(type, "ByteFallback") == 0 && !s->bytes && !s->fused) {
-        d->byte_fallback = s->bytes = true;
-        return BT_OK;
-    }
-    if (strcmp(type, "Fuse") == 0) {
-        s->fused = true;
-        return BT_OK;
-    }
-    if (strcmp(type, "Strip") == 0 && s->fused) {
-        s->stripped = true;
-        return read_strip(t, node, path, err);
-    }
-    return bt_err_set(err, BT_ERR_UNSUPPORTED, "%s.type: \"%.64s\" is not supported%s", path, type,
-                      s->n > 1 ? " at this place" : "");
-}
-
-enum bt_status bt_tok_read_decoder(struct bt_tokenizer *t, const struct bt_tape_node *node, const char *path,
-                                   struct bt_err *err)
-{
-    struct decoder_state s = {0};
-    enum bt_status st = BT_OK;
-
-    t->decoder.kind = BT_TOK_DEC_JOIN_SPACE;
-    if (absent(node)) {
-        return BT_OK;
-    }
-    if (!bt_tape_str_eq(bt_tape_get(node, "type"), "Sequence")) {
-        return read_one_decoder(t, node, path, &s, err);
-    }
-    const struct bt_tape_node *list = bt_tape_get(node, "decoders");
-    if (!bt_tape_is(list, BT_TAPE_ARRAY) || list->len > STEPS_MAX) {
-        return bad(err, path, "decoders", "an array of at most 64");
-    }
-    t->decoder.kind = BT_TOK_DEC_TEXT;
-    const struct bt_tape_node *v = list + 1;
-    for (uint32_t i = 0; i < list->len && st == BT_OK; i++, v += v->span) {
-        char sub[PATH_BYTES];
-        (void)snprintf(sub, sizeof(sub), "%s.decoders[%u]", path, i); /* a cut path is still a path */
-        st = read_one_decoder(t, v, sub, &s, err);
-    }
-    return st;
-}
-
-/* ---- post-processors ---- */
-
-/* Puts one id at the front of the prefix or at the end of the suffix. */
-static enum bt_status wrap(struct bt_tokenizer *t, bool prefix, size_t at, uint32_t id, struct bt_err *err)
-{
-    uint32_t **v = prefix ? &t->prefix : &t->suffix;
-    size_t *n = prefix ? &t->n_prefix : &t->n_suffix;
-    uint32_t *w = bt_realloc(*v, (*n + 1) * sizeof(*w));
-
-    if (w == NULL) {
-        return nomem(err);
-    }
-    memmove(w + at + 1, w + at, (*n - at) * sizeof(*w));
-    w[at] = id;
-    *v = w;
-    (*n)++;
-    return BT_OK;
-}
-
-/* The ids of a special token of a template. */
-static enum bt_status template_ids(struct bt_tokenizer *t, const struct bt_tape_node *specials,
-                                   const struct bt_tape_node *name, const char *path, bool prefix, size_t *at,
-                                   struct bt_err *err)
-{
-    const struct bt_tape_node *ids = NULL;
-    uint32_t id;
-
-    if (bt_tape_is(name, BT_TAPE_STRING)) {
-        ids = bt_tape_get(bt_tape_get(specials, name->s), "ids");
-    }
-    if (!bt_tape_is(ids, BT_TAPE_ARRAY)) {
-        return bt_err_set(err, BT_ERR_INVALID, "%s: a special token that special_tokens does not define", path);
-    }
-    const struct bt_tape_node *v = ids + 1;
-    for (uint32_t i = 0; i < ids->len; i++, v += v->span) {
-        if (!bt_tape_u32(v, &id) || id >= t->n_tokens || t->tokens[id].name == NULL) {
-            return bt_err_set(err, BT_ERR_INVALID, "%s: special token \"%.64s\" has an id outside the vocabulary", path,
-                              name->s);
-        }
-        enum bt_status st = wrap(t, prefix, (*at)++, id, err);
-        if (st != BT_OK) {
-            return st;
-        }
-    }
-    return BT_OK;
-}
-
-static enum bt_status read_template(struct bt_tokenizer *t, const struct bt_tape_node *node, const char *path,
-                                    struct bt_err *err)
-{
-    const struct bt_tape_node *single = bt_tape_get(node, "single"), *specials = bt_tape_get(node, "special_tokens");
-    bool behind = false;
-    size_t at = 0;
-
-    if (!bt_tape_is(single, BT_TAPE_ARRAY) || single->len > STEPS_MAX) {
-        return bad(err, path, "single", "an array of at most 64");
-    }
-    const struct bt_tape_node *v = single + 1;
-    for (uint32_t i = 0; i < single->len; i++, v += v->span) {
-        char sub[PATH_BYTES];
-        (void)snprintf(sub, sizeof(sub), "%s.single[%u]", path, i); /* a cut path is still a path */
-        const struct bt_tape_node *special = bt_tape_get(v, "SpecialToken");
-        const struct bt_tape_node *seq = bt_tape_get(v, "Sequence");
-        if (special != NULL) {
-            enum bt_status st = template_ids(t, specials, bt_tape_get(special, "id"), sub, !behind, &at, err);
-            if (st != BT_OK) {
-                return st;
-            }
-        } else if (seq != NULL && !behind && bt_tape_str_eq(bt_tape_get(seq, "id"), "A")) {
-            behind = true;
-            at = t->n_suffix;
-        } else {
-            return bt_err_set(err, BT_ERR_UNSUPPORTED, "%s: neither a SpecialToken nor the one Sequence A", sub);
-        }
-    }
-    return behind ? BT_OK : bt_err_set(err, BT_ERR_INVALID, "%s.single: Sequence A is missing", path);
-}
-
-/* ["[CLS]", 101] */
-static enum bt_status read_pair(struct bt_tokenizer *t, const struct bt_tape_node *node, const char *path, const char *key,
-                                bool prefix, struct bt_err *err)
-{
-    const struct bt_tape_node *v = bt_tape_get(node, key);
-    uint32_t id;
-
-    if (!bt_tape_is(v, BT_TAPE_ARRAY) || v->len != 2 || !bt_tape_is(v + 1, BT_TAPE_STRING) || !bt_tape_u32(v + 2, &id) ||
-        id >= t->n_tokens || t->tokens[id].name == NULL) {
-        return bad(err, path, key, "a token and its id");
-    }
-    return wrap(t, prefix, prefix ? 0 : t->n_suffix, id, err);
-}
-
-static enum bt_status read_post(struct bt_tokenizer *t, const struct bt_tape_node *node, const char *path, unsigned depth,
-                                struct bt_err *err)
-{
-    const char *type = "";
-    enum bt_status st = get_type(node, path, &type, err);
-
-    if (st != BT_OK) {
-        return st;
-    }
-    if (strcmp(type, "Sequence") == 0) {
-        return each(t, node, path, "processors", depth, read_post, err);
-    }
-    if (strcmp(type, "ByteLevel") == 0) { /* moves offsets only */
-        return BT_OK;
-    }
-    if (strcmp(type, "TemplateProcessing") == 0) {
-        return read_template(t, node, path, err);
-    }
-    if (strcmp(type, "RobertaProcessing") == 0 || strcmp(type, "BertProcessing") == 0) {
-        st = read_pair(t, node, path, "cls", true, err);
-        return st != BT_OK ? st : read_pair(t, node, path, "sep", false, err);
-    }
-    return unsupported(err, path, type);
-}
-
-enum bt_status bt_tok_read_post_processor(struct bt_tokenizer *t, const struct bt_tape_node *node, const char *path,
-                                          struct bt_err *err)
-{
-    return absent(node) ? BT_OK : read_post(t, node, path, 0, err);
+    return bt_tok_json_absent(node) ? BT_OK : read_pre(t, node, path, 0, err);
 }
