@@ -211,6 +211,10 @@ static void feed(struct bt_detok *d, const char *s, size_t n, struct bt_buf *out
 void bt_detok_init(struct bt_detok *d, const struct bt_tokenizer *t, unsigned flags)
 {
     *d = (struct bt_detok){.t = t, .flags = flags, .strip_left = t->decoder.strip_start};
+    if (flags & BT_DETOK_CONTINUE) {
+        d->strip_left = 0;
+        d->started = true;
+    }
 }
 
 /* Metaspace drops the spaces of the very first token. */

@@ -89,6 +89,8 @@ enum bt_status bt_tokenizer_encode(const struct bt_tokenizer *t, const char *tex
 
 enum bt_detok_flags {
     BT_DETOK_SKIP_SPECIAL = 1, /* special tokens leave no text */
+    BT_DETOK_CONTINUE = 2,     /* the ids go on from others (an answer after its prompt): the space that some decoders
+                                * take from the very start of a text stays */
 };
 
 /* Appends the text of n ids to out: valid UTF-8; bytes that form no character become U+FFFD. BT_ERR_INVALID names an

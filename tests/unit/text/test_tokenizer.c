@@ -203,6 +203,28 @@ static void broken_byte_level(void)
     bt_tokenizer_destroy(t);
 }
 
+/* A decoder that drops the first space does so only at the start of a text. */
+static void continued(void)
+{
+    static const char *const files[] = {"tests/golden/tokenizers/spm.tokenizer.json", "tests/golden/tokenizers/spm_meta.tokenizer.json"};
+
+    for (size_t i = 0; i < 2; i++) {
+        struct bt_tokenizer *t = NULL;
+        struct bt_ids ids = {0};
+        struct bt_buf out = {0};
+        CHECK_EQ(bt_tokenizer_load(files[i], &t, NULL), BT_OK);
+        CHECK_EQ(bt_tokenizer_encode(t, "the page", 8, 0, &ids, NULL), BT_OK);
+        CHECK_EQ(bt_tokenizer_decode(t, ids.v, ids.len, 0, &out, NULL), BT_OK);
+        CHECK_STR(out.data, "the page");
+        bt_buf_clear(&out);
+        CHECK_EQ(bt_tokenizer_decode(t, ids.v, ids.len, BT_DETOK_CONTINUE, &out, NULL), BT_OK);
+        CHECK_STR(out.data, " the page");
+        bt_ids_fini(&ids);
+        bt_buf_fini(&out);
+        bt_tokenizer_destroy(t);
+    }
+}
+
 static void directory(void)
 {
     static const char tok[] = "{" MODEL("") ",\"added_tokens\":[{\"id\":4,\"content\":\"<s>\",\"special\":true}]}";
@@ -312,6 +334,7 @@ int main(void)
     lookups();
     broken_bytes();
     broken_byte_level();
+    continued();
     directory();
     memory();
     long_texts();
