@@ -1,5 +1,6 @@
-/* Parses JSON in place: strings are unescaped where they stand in the document's own copy, values are recorded on a
- * tape in document order. Owns syntax and its errors; knows nothing of what a document means. */
+/* Parses JSON in place: strings are unescaped where they stand in the document's own copy, values
+ * are recorded on a tape in document order. Owns syntax and its errors; knows nothing of what a
+ * document means. */
 
 #include "files/json_tape.h"
 
@@ -60,7 +61,8 @@ static struct bt_tape_node *push(struct parser *ps, enum bt_tape_type type)
 
 static void skip_space(struct parser *ps)
 {
-    while (ps->p < ps->end && (*ps->p == ' ' || *ps->p == '\n' || *ps->p == '\t' || *ps->p == '\r')) {
+    while (ps->p < ps->end &&
+           (*ps->p == ' ' || *ps->p == '\n' || *ps->p == '\t' || *ps->p == '\r')) {
         ps->p++;
     }
 }
@@ -143,7 +145,8 @@ static bool string(struct parser *ps)
 
     for (;;) {
         char *run = ps->p;
-        while (ps->p < ps->end && *ps->p != '"' && *ps->p != '\\' && (unsigned char)*ps->p >= 0x20) {
+        while (ps->p < ps->end && *ps->p != '"' && *ps->p != '\\' &&
+               (unsigned char)*ps->p >= 0x20) {
             ps->p++;
         }
         if (w != run) {
@@ -318,7 +321,8 @@ static bool document(struct parser *ps)
 }
 
 /* Takes text (n bytes and room for a NUL). */
-static enum bt_status parse(const char *name, char *text, size_t n, struct bt_tape **out, struct bt_err *err)
+static enum bt_status parse(const char *name, char *text, size_t n, struct bt_tape **out,
+                            struct bt_err *err)
 {
     struct bt_tape *t = bt_calloc(1, sizeof(*t));
     size_t bad;
@@ -350,10 +354,12 @@ static enum bt_status parse(const char *name, char *text, size_t n, struct bt_ta
     return BT_OK;
 }
 
-enum bt_status bt_tape_parse(const char *name, const char *text, size_t n, struct bt_tape **out, struct bt_err *err)
+enum bt_status bt_tape_parse(const char *name, const char *text, size_t n, struct bt_tape **out,
+                             struct bt_err *err)
 {
     if (n > BYTES_MAX) {
-        return bt_err_set(err, BT_ERR_INVALID, "%s: %zu bytes, the limit is %zu", name, n, BYTES_MAX);
+        return bt_err_set(err, BT_ERR_INVALID, "%s: %zu bytes, the limit is %zu", name, n,
+                          BYTES_MAX);
     }
     char *copy = bt_alloc(n + 1);
     if (copy == NULL) {
@@ -379,7 +385,8 @@ static enum bt_status read_fd(int fd, const char *path, char *buf, size_t n, str
     return BT_OK;
 }
 
-enum bt_status bt_tape_read(const char *path, size_t max_bytes, struct bt_tape **out, struct bt_err *err)
+enum bt_status bt_tape_read(const char *path, size_t max_bytes, struct bt_tape **out,
+                            struct bt_err *err)
 {
     size_t limit = max_bytes < BYTES_MAX ? max_bytes : BYTES_MAX;
     struct stat sb;
@@ -388,12 +395,14 @@ enum bt_status bt_tape_read(const char *path, size_t max_bytes, struct bt_tape *
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
 
     if (fd < 0) {
-        return bt_err_set(err, errno == ENOENT ? BT_ERR_NOT_FOUND : BT_ERR_IO, "%s: %s", path, strerror(errno));
+        return bt_err_set(err, errno == ENOENT ? BT_ERR_NOT_FOUND : BT_ERR_IO, "%s: %s", path,
+                          strerror(errno));
     }
     if (fstat(fd, &sb) != 0 || !S_ISREG(sb.st_mode)) {
         st = bt_err_set(err, BT_ERR_IO, "%s: not a regular file", path);
     } else if ((uint64_t)sb.st_size > limit) {
-        st = bt_err_set(err, BT_ERR_INVALID, "%s: %lld bytes, the limit is %zu", path, (long long)sb.st_size, limit);
+        st = bt_err_set(err, BT_ERR_INVALID, "%s: %lld bytes, the limit is %zu", path,
+                        (long long)sb.st_size, limit);
     } else if ((buf = bt_alloc((size_t)sb.st_size + 1)) == NULL) {
         st = bt_err_set(err, BT_ERR_NOMEM, "%s: out of memory", path);
     } else {

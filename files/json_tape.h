@@ -1,10 +1,11 @@
 #ifndef BT_FILES_JSON_TAPE_H
 #define BT_FILES_JSON_TAPE_H
 
-/* JSON documents of tens of megabytes (vocabularies), parsed in place into a flat tape: 16 bytes a value, no hash
- * tables. For small documents that are looked up by key, files/json_file.h is the friendlier one.
- * RFC 8259 exactly: valid UTF-8, no lone surrogates, nothing after the value. Strings may contain U+0000. Duplicate
- * keys are kept; bt_tape_get finds the first. A tape is read-only after parsing: any number of threads. */
+/* JSON documents of tens of megabytes (vocabularies), parsed in place into a flat tape: 16 bytes a
+ * value, no hash tables. For small documents that are looked up by key, files/json_file.h is the
+ * friendlier one. RFC 8259 exactly: valid UTF-8, no lone surrogates, nothing after the value.
+ * Strings may contain U+0000. Duplicate keys are kept; bt_tape_get finds the first. A tape is
+ * read-only after parsing: any number of threads. */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -21,7 +22,8 @@ enum bt_tape_type {
     BT_TAPE_OBJECT,
 };
 
-/* One value. Children follow their container directly; in an object each key (a string) stands before its value. */
+/* One value. Children follow their container directly; in an object each key (a string) stands
+ * before its value. */
 struct bt_tape_node {
     const char *s;     /* strings and numbers: the text */
     uint32_t len : 29; /* strings and numbers: bytes; containers: children (pairs for objects) */
@@ -31,9 +33,10 @@ struct bt_tape_node {
 
 struct bt_tape;
 
-/* Reads and parses a file of at most max_bytes (and below 512 MiB). BT_ERR_NOT_FOUND, BT_ERR_IO, BT_ERR_INVALID (size,
- * syntax: the message names the byte), BT_ERR_NOMEM. */
-enum bt_status bt_tape_read(const char *path, size_t max_bytes, struct bt_tape **out, struct bt_err *err) BT_NODISCARD;
+/* Reads and parses a file of at most max_bytes (and below 512 MiB). BT_ERR_NOT_FOUND, BT_ERR_IO,
+ * BT_ERR_INVALID (size, syntax: the message names the byte), BT_ERR_NOMEM. */
+enum bt_status bt_tape_read(const char *path, size_t max_bytes, struct bt_tape **out,
+                            struct bt_err *err) BT_NODISCARD;
 /* The same from memory, which is copied; name stands for the file in errors. */
 enum bt_status bt_tape_parse(const char *name, const char *text, size_t n, struct bt_tape **out,
                              struct bt_err *err) BT_NODISCARD;

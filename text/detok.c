@@ -1,5 +1,6 @@
-/* Ids to text, streamed; decoding at once is a stream that ends. What every token stands for was worked out when the
- * tokenizer was built, so a push is a copy and a check of UTF-8. Knows nothing of stop strings or requests. */
+/* Ids to text, streamed; decoding at once is a stream that ends. What every token stands for was
+ * worked out when the tokenizer was built, so a push is a copy and a check of UTF-8. Knows nothing
+ * of stop strings or requests. */
 
 #include "text/detok.h"
 
@@ -53,8 +54,8 @@ static bool unmap_bytes(const char *s, size_t len, struct bt_buf *out)
     return true;
 }
 
-static enum bt_status token_text(const struct bt_tok_decoder *d, const struct bt_tok_token *k, struct bt_buf *a,
-                                 struct bt_buf *b)
+static enum bt_status token_text(const struct bt_tok_decoder *d, const struct bt_tok_token *k,
+                                 struct bt_buf *a, struct bt_buf *b)
 {
     const char *s = k->text != NULL ? k->text : k->name; /* text: a normalized spelling */
     size_t len = k->text != NULL ? k->text_len : k->name_len;
@@ -116,8 +117,9 @@ enum bt_status bt_tok_decoder_compile(struct bt_tokenizer *t)
 
 /* ---- bytes to valid UTF-8 ---- */
 
-/* Looks at the n > 0 bytes of s. Returns the length of the whole character there, or of the longest piece that could
- * begin one (1 for a byte that cannot): *whole and *cut (s ended too early) tell which. */
+/* Looks at the n > 0 bytes of s. Returns the length of the whole character there, or of the longest
+ * piece that could begin one (1 for a byte that cannot): *whole and *cut (s ended too early) tell
+ * which. */
 static unsigned look(const char *s, size_t n, bool *whole, bool *cut)
 {
     const uint8_t *p = (const uint8_t *)s;
@@ -262,8 +264,8 @@ enum bt_status bt_detok_finish(struct bt_detok *d, struct bt_buf *out)
     return out->failed ? BT_ERR_NOMEM : BT_OK;
 }
 
-enum bt_status bt_tokenizer_decode(const struct bt_tokenizer *t, const uint32_t *ids, size_t n, unsigned flags,
-                                   struct bt_buf *out, struct bt_err *err)
+enum bt_status bt_tokenizer_decode(const struct bt_tokenizer *t, const uint32_t *ids, size_t n,
+                                   unsigned flags, struct bt_buf *out, struct bt_err *err)
 {
     struct bt_detok d;
     enum bt_status st = BT_OK;
@@ -272,7 +274,8 @@ enum bt_status bt_tokenizer_decode(const struct bt_tokenizer *t, const uint32_t 
     for (size_t i = 0; i < n && st == BT_OK; i++) {
         st = bt_detok_push(&d, ids[i], out);
         if (st == BT_ERR_INVALID) {
-            return bt_err_set(err, st, "token id %u at index %zu: the vocabulary has %u", ids[i], i, t->n_tokens);
+            return bt_err_set(err, st, "token id %u at index %zu: the vocabulary has %u", ids[i], i,
+                              t->n_tokens);
         }
     }
     if (st == BT_OK) {

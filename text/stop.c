@@ -1,5 +1,5 @@
-/* Stop strings by Knuth-Morris-Pratt, one automaton a string. Held-back text is always a prefix of one of the strings,
- * so it is not stored. Knows nothing of tokens. */
+/* Stop strings by Knuth-Morris-Pratt, one automaton a string. Held-back text is always a prefix of
+ * one of the strings, so it is not stored. Knows nothing of tokens. */
 
 #include "text/stop.h"
 
@@ -41,16 +41,17 @@ static enum bt_status string_init(struct stop_string *p, const char *s, size_t l
     return BT_OK;
 }
 
-enum bt_status bt_stop_set_create(const char *const *strings, const size_t *lens, size_t n, struct bt_stop_set **out,
-                                  struct bt_err *err)
+enum bt_status bt_stop_set_create(const char *const *strings, const size_t *lens, size_t n,
+                                  struct bt_stop_set **out, struct bt_err *err)
 {
     if (n > BT_STOP_STRINGS_MAX) {
-        return bt_err_set(err, BT_ERR_INVALID, "stop: %zu strings, the limit is %d", n, BT_STOP_STRINGS_MAX);
+        return bt_err_set(err, BT_ERR_INVALID, "stop: %zu strings, the limit is %d", n,
+                          BT_STOP_STRINGS_MAX);
     }
     for (size_t i = 0; i < n; i++) {
         if (lens[i] == 0 || lens[i] > BT_STOP_BYTES_MAX) {
-            return bt_err_set(err, BT_ERR_INVALID, "stop[%zu]: %zu bytes; 1 to %d are allowed", i, lens[i],
-                              BT_STOP_BYTES_MAX);
+            return bt_err_set(err, BT_ERR_INVALID, "stop[%zu]: %zu bytes; 1 to %d are allowed", i,
+                              lens[i], BT_STOP_BYTES_MAX);
         }
     }
     struct bt_stop_set *s = bt_calloc(1, sizeof(*s));
@@ -104,8 +105,8 @@ static bool step(struct bt_stop *m, char c)
 }
 
 /* Appends the first n bytes of: the first n_before bytes of string `before`, then text. */
-static bool release(const struct bt_stop *m, uint32_t before, uint32_t n_before, const char *text, size_t n,
-                    struct bt_buf *out)
+static bool release(const struct bt_stop *m, uint32_t before, uint32_t n_before, const char *text,
+                    size_t n, struct bt_buf *out)
 {
     size_t from_held = n < n_before ? n : n_before;
 

@@ -1,5 +1,5 @@
-/* The tokenizer as a whole: encode from text to ids, lookups, destruction. How one is built from files is in
- * tokenizer_json.c and tokenizer_gguf.c; ids to text is in detok.c. */
+/* The tokenizer as a whole: encode from text to ids, lookups, destruction. How one is built from
+ * files is in tokenizer_json.c and tokenizer_gguf.c; ids to text is in detok.c. */
 
 #include "text/tokenizer.h"
 
@@ -43,9 +43,9 @@ struct encoder {
     struct bt_ids *out;
     struct bt_err *err;
     bool parse_special;
-    bool at_start;                /* the section begins the whole text */
-    struct bt_buf norm, tmp;      /* a section while it is normalized */
-    struct bt_tok_pieces a, b;    /* the pieces of one gap */
+    bool at_start;             /* the section begins the whole text */
+    struct bt_buf norm, tmp;   /* a section while it is normalized */
+    struct bt_tok_pieces a, b; /* the pieces of one gap */
     struct bt_tok_work work;
 };
 
@@ -73,7 +73,8 @@ static enum bt_status on_text(void *arg, const char *s, size_t off, size_t len)
     st = bt_tok_pre_apply(e->t->pres, e->t->n_pres, p, &e->b, e->err);
     for (size_t i = 0; i < p->n && st == BT_OK; i++) {
         if (p->v[i].len > 0) {
-            st = bt_tok_bpe_encode(&e->t->bpe, &e->work, p->text.data + p->v[i].off, p->v[i].len, e->out);
+            st = bt_tok_bpe_encode(&e->t->bpe, &e->work, p->text.data + p->v[i].off, p->v[i].len,
+                                   e->out);
         }
     }
     return st;
@@ -99,11 +100,13 @@ static enum bt_status on_section(void *arg, const char *s, size_t off, size_t le
             return st;
         }
         if (e->norm.len > 4 * BT_TOK_TEXT_BYTES_MAX) {
-            return bt_err_set(e->err, BT_ERR_INVALID, "text: normalizing makes it longer than %zu bytes",
+            return bt_err_set(e->err, BT_ERR_INVALID,
+                              "text: normalizing makes it longer than %zu bytes",
                               4 * BT_TOK_TEXT_BYTES_MAX);
         }
     }
-    return bt_tok_finder_cut(&t->normalized, e->norm.data, e->norm.len, e->parse_special, on_text, on_token, e);
+    return bt_tok_finder_cut(&t->normalized, e->norm.data, e->norm.len, e->parse_special, on_text,
+                             on_token, e);
 }
 
 static enum bt_status add_all(struct bt_ids *out, const uint32_t *ids, size_t n)
@@ -116,16 +119,18 @@ static enum bt_status add_all(struct bt_ids *out, const uint32_t *ids, size_t n)
     return st;
 }
 
-enum bt_status bt_tokenizer_encode(const struct bt_tokenizer *t, const char *text, size_t len, unsigned flags,
-                                   struct bt_ids *out, struct bt_err *err)
+enum bt_status bt_tokenizer_encode(const struct bt_tokenizer *t, const char *text, size_t len,
+                                   unsigned flags, struct bt_ids *out, struct bt_err *err)
 {
-    struct encoder e = {.t = t, .out = out, .err = err, .parse_special = (flags & BT_TOK_PARSE_SPECIAL) != 0};
+    struct encoder e = {
+        .t = t, .out = out, .err = err, .parse_special = (flags & BT_TOK_PARSE_SPECIAL) != 0};
     size_t n_before = out->len, bad;
     enum bt_status st = BT_OK;
     struct bt_err cause = {.status = BT_OK};
 
     if (len > BT_TOK_TEXT_BYTES_MAX) {
-        return bt_err_set(err, BT_ERR_INVALID, "text of %zu bytes, the limit is %zu", len, BT_TOK_TEXT_BYTES_MAX);
+        return bt_err_set(err, BT_ERR_INVALID, "text of %zu bytes, the limit is %zu", len,
+                          BT_TOK_TEXT_BYTES_MAX);
     }
     if (!bt_utf8_valid(text, len, &bad)) {
         return bt_err_set(err, BT_ERR_INVALID, "text: byte %zu: not valid UTF-8", bad);

@@ -1,5 +1,6 @@
-/* Added tokens: found in the text before anything else looks at it. A sorted list narrowed byte by byte stands in for
- * a trie; a table by first byte makes the usual miss one load. Knows nothing of normalizers or BPE. */
+/* Added tokens: found in the text before anything else looks at it. A sorted list narrowed byte by
+ * byte stands in for a trie; a table by first byte makes the usual miss one load. Knows nothing of
+ * normalizers or BPE. */
 
 #include "text/tokenizer_int.h"
 
@@ -84,8 +85,8 @@ static const struct bt_tok_added *longest(const struct bt_tok_finder *f, const c
     return best;
 }
 
-const struct bt_tok_added *bt_tok_finder_next(const struct bt_tok_finder *f, const char *s, size_t len, size_t from,
-                                              size_t *start)
+const struct bt_tok_added *bt_tok_finder_next(const struct bt_tok_finder *f, const char *s,
+                                              size_t len, size_t from, size_t *start)
 {
     for (size_t i = from; i < len && f->n > 0; i++) {
         uint8_t c = (uint8_t)s[i];
@@ -118,15 +119,17 @@ static bool is_word(uint32_t cp)
     case UTF8PROC_CATEGORY_PC:
         return true;
     default:
-        return cp == 0x200C || cp == 0x200D || (cp >= 0x24B6 && cp <= 0x24E9) || (cp >= 0x1F130 && cp <= 0x1F149) ||
-               (cp >= 0x1F150 && cp <= 0x1F169) || (cp >= 0x1F170 && cp <= 0x1F189);
+        return cp == 0x200C || cp == 0x200D || (cp >= 0x24B6 && cp <= 0x24E9) ||
+               (cp >= 0x1F130 && cp <= 0x1F149) || (cp >= 0x1F150 && cp <= 0x1F169) ||
+               (cp >= 0x1F170 && cp <= 0x1F189);
     }
 }
 
 static bool is_space(uint32_t cp)
 {
-    return (cp >= 9 && cp <= 13) || cp == ' ' || cp == 0x85 || cp == 0xA0 || cp == 0x1680 || (cp >= 0x2000 && cp <= 0x200A) ||
-           cp == 0x2028 || cp == 0x2029 || cp == 0x202F || cp == 0x205F || cp == 0x3000;
+    return (cp >= 9 && cp <= 13) || cp == ' ' || cp == 0x85 || cp == 0xA0 || cp == 0x1680 ||
+           (cp >= 0x2000 && cp <= 0x200A) || cp == 0x2028 || cp == 0x2029 || cp == 0x202F ||
+           cp == 0x205F || cp == 0x3000;
 }
 
 /* The character that ends at s + end; its start. */
@@ -184,8 +187,9 @@ static size_t spaces_behind(const char *s, size_t len, size_t end)
     return end;
 }
 
-enum bt_status bt_tok_finder_cut(const struct bt_tok_finder *f, const char *s, size_t len, bool parse_special,
-                                 bt_tok_gap_fn *gap, bt_tok_found_fn *found, void *arg)
+enum bt_status bt_tok_finder_cut(const struct bt_tok_finder *f, const char *s, size_t len,
+                                 bool parse_special, bt_tok_gap_fn *gap, bt_tok_found_fn *found,
+                                 void *arg)
 {
     size_t done = 0, from = 0, start;
     const struct bt_tok_added *a;
@@ -194,7 +198,8 @@ enum bt_status bt_tok_finder_cut(const struct bt_tok_finder *f, const char *s, s
     while ((a = bt_tok_finder_next(f, s, len, from, &start)) != NULL) {
         size_t end = start + a->len;
         from = end; /* a match that is not wanted is passed over whole, as in the reference */
-        if ((a->special && !parse_special) || (a->single_word && !stands_alone(s, len, start, end))) {
+        if ((a->special && !parse_special) ||
+            (a->single_word && !stands_alone(s, len, start, end))) {
             continue;
         }
         if (a->lstrip) {

@@ -1,6 +1,7 @@
-/* Byte-pair encoding of one piece: characters to ids, then merges by rank, leftmost first. Short pieces scan for the
- * best pair; long ones use a heap over a linked list, so that a megabyte in one piece is not quadratic. Owns
- * vocabulary lookup and the merge table; knows nothing of how text became pieces. */
+/* Byte-pair encoding of one piece: characters to ids, then merges by rank, leftmost first. Short
+ * pieces scan for the best pair; long ones use a heap over a linked list, so that a megabyte in one
+ * piece is not quadratic. Owns vocabulary lookup and the merge table; knows nothing of how text
+ * became pieces. */
 
 #include "text/tokenizer_int.h"
 
@@ -10,7 +11,7 @@
 #include "base/utf8.h"
 
 #define SCAN_MAX 48 /* symbols of a piece that is merged by scanning */
-#define NO_SYM UINT32_MAX
+#define NO_SYM   UINT32_MAX
 
 struct bt_tok_sym {
     uint32_t id; /* BT_TOK_NONE: merged away */
@@ -106,19 +107,22 @@ enum bt_status bt_tok_bpe_add(struct bt_tok_bpe *b, const char *name, size_t len
     return BT_OK;
 }
 
-void bt_tok_bpe_merge(struct bt_tok_bpe *b, uint32_t left, uint32_t right, uint32_t rank, uint32_t id)
+void bt_tok_bpe_merge(struct bt_tok_bpe *b, uint32_t left, uint32_t right, uint32_t rank,
+                      uint32_t id)
 {
     size_t i = merge_slot(b, left, right);
 
     BT_ASSERT(b->n_merges * 2 <= b->n_slots);
-    while (b->merges[i].rank != BT_TOK_NONE && (b->merges[i].left != left || b->merges[i].right != right)) {
+    while (b->merges[i].rank != BT_TOK_NONE &&
+           (b->merges[i].left != left || b->merges[i].right != right)) {
         i = (i + 1) & (b->n_slots - 1);
     }
     b->n_merges += b->merges[i].rank == BT_TOK_NONE;
     b->merges[i] = (struct bt_tok_merge){left, right, rank, id};
 }
 
-enum bt_status bt_tok_bpe_merge_names(struct bt_tok_bpe *b, struct bt_tok_str left, struct bt_tok_str right, uint32_t rank)
+enum bt_status bt_tok_bpe_merge_names(struct bt_tok_bpe *b, struct bt_tok_str left,
+                                      struct bt_tok_str right, uint32_t rank)
 {
     char small[256], *both = small;
     size_t n;
@@ -146,7 +150,8 @@ enum bt_status bt_tok_bpe_merge_names(struct bt_tok_bpe *b, struct bt_tok_str le
     return BT_OK;
 }
 
-const struct bt_tok_merge *bt_tok_bpe_find(const struct bt_tok_bpe *b, uint32_t left, uint32_t right)
+const struct bt_tok_merge *bt_tok_bpe_find(const struct bt_tok_bpe *b, uint32_t left,
+                                           uint32_t right)
 {
     for (size_t i = merge_slot(b, left, right);; i = (i + 1) & (b->n_slots - 1)) {
         const struct bt_tok_merge *m = &b->merges[i];
@@ -315,8 +320,8 @@ static uint64_t heap_pop(struct bt_tok_work *w)
     return top;
 }
 
-/* Heap entries are rank << 32 | index of the left symbol. A pair is entered when it comes to be and looked up again
- * when popped: an entry whose pair is gone finds another rank. */
+/* Heap entries are rank << 32 | index of the left symbol. A pair is entered when it comes to be and
+ * looked up again when popped: an entry whose pair is gone finds another rank. */
 static void consider(const struct bt_tok_bpe *b, struct bt_tok_work *w, uint32_t i)
 {
     const struct bt_tok_sym *v = w->syms;
@@ -329,7 +334,8 @@ static void consider(const struct bt_tok_bpe *b, struct bt_tok_work *w, uint32_t
     }
 }
 
-/* Room: a pair each at the start, then at most two new ones for every merge, which takes one out. */
+/* Room: a pair each at the start, then at most two new ones for every merge, which takes one out.
+ */
 static enum bt_status merge_heap(const struct bt_tok_bpe *b, struct bt_tok_work *w)
 {
     size_t need = 2 * w->n_syms + 2, kept = 0;
@@ -381,8 +387,8 @@ static enum bt_status merge_heap(const struct bt_tok_bpe *b, struct bt_tok_work 
     return BT_OK;
 }
 
-enum bt_status bt_tok_bpe_encode(const struct bt_tok_bpe *b, struct bt_tok_work *w, const char *s, size_t len,
-                                 struct bt_ids *out)
+enum bt_status bt_tok_bpe_encode(const struct bt_tok_bpe *b, struct bt_tok_work *w, const char *s,
+                                 size_t len, struct bt_ids *out)
 {
     enum bt_status st = BT_OK;
 

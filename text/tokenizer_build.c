@@ -1,5 +1,5 @@
-/* Puts a tokenizer together, whatever file its parts come from. Owns the growth of its arrays and the last step, in
- * which added tokens are sorted and decoded texts worked out. */
+/* Puts a tokenizer together, whatever file its parts come from. Owns the growth of its arrays and
+ * the last step, in which added tokens are sorted and decoded texts worked out. */
 
 #include "text/tokenizer_int.h"
 
@@ -8,9 +8,11 @@
 #include "base/mem.h"
 
 /* What GPT-2 splits by; ByteLevel has it built in. */
-#define GPT2_SPLIT "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
+#define GPT2_SPLIT                                                                                 \
+    "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
 
-enum bt_status bt_tok_build_begin(uint32_t n_ids, size_t names_bytes, size_t n_merges_max, struct bt_tokenizer **out)
+enum bt_status bt_tok_build_begin(uint32_t n_ids, size_t names_bytes, size_t n_merges_max,
+                                  struct bt_tokenizer **out)
 {
     struct bt_tokenizer *t = bt_calloc(1, sizeof(*t));
 
@@ -82,8 +84,8 @@ struct bt_tok_pre *bt_tok_build_pre(struct bt_tokenizer *t)
     return &w[t->n_pres++];
 }
 
-enum bt_status bt_tok_build_split(struct bt_tokenizer *t, const char *regex, enum bt_tok_behavior behavior,
-                                  struct bt_err *err)
+enum bt_status bt_tok_build_split(struct bt_tokenizer *t, const char *regex,
+                                  enum bt_tok_behavior behavior, struct bt_err *err)
 {
     struct bt_tok_pre *p = bt_tok_build_pre(t);
 
@@ -98,7 +100,8 @@ enum bt_status bt_tok_build_split(struct bt_tokenizer *t, const char *regex, enu
     return st;
 }
 
-enum bt_status bt_tok_build_byte_level(struct bt_tokenizer *t, bool prefix_space, bool split, struct bt_err *err)
+enum bt_status bt_tok_build_byte_level(struct bt_tokenizer *t, bool prefix_space, bool split,
+                                       struct bt_err *err)
 {
     struct bt_tok_pre *p;
 
@@ -118,7 +121,8 @@ enum bt_status bt_tok_build_byte_level(struct bt_tokenizer *t, bool prefix_space
     return bt_tok_build_pre(t) != NULL ? BT_OK : bt_err_set(err, BT_ERR_NOMEM, "out of memory");
 }
 
-/* Added tokens that are found after normalizing are looked for in their normalized spelling, and decode to it. */
+/* Added tokens that are found after normalizing are looked for in their normalized spelling, and
+ * decode to it. */
 static enum bt_status normalize_added(struct bt_tokenizer *t)
 {
     struct bt_tok_finder *f = &t->normalized;

@@ -1,5 +1,5 @@
-/* Decoders and post-processors of a tokenizer.json: the two components at the ends of the pipeline. Taken exactly or
- * refused with their JSON path. */
+/* Decoders and post-processors of a tokenizer.json: the two components at the ends of the pipeline.
+ * Taken exactly or refused with their JSON path. */
 
 #include "text/tokenizer_int.h"
 
@@ -11,14 +11,15 @@
 
 /* ---- decoders ---- */
 
-/* The order that can be streamed: Replace …, ByteFallback, Fuse, Strip; or ByteLevel or Metaspace alone. */
+/* The order that can be streamed: Replace …, ByteFallback, Fuse, Strip; or ByteLevel or Metaspace
+ * alone. */
 struct decoder_state {
     unsigned n;                         /* decoders read */
     bool alone, bytes, fused, stripped; /* what came so far */
 };
 
-static enum bt_status read_strip(struct bt_tokenizer *t, const struct bt_tape_node *node, const char *path,
-                                 struct bt_err *err)
+static enum bt_status read_strip(struct bt_tokenizer *t, const struct bt_tape_node *node,
+                                 const char *path, struct bt_err *err)
 {
     const struct bt_tape_node *v;
     uint32_t start, stop;
@@ -30,7 +31,8 @@ static enum bt_status read_strip(struct bt_tokenizer *t, const struct bt_tape_no
     if (v->len == 0 || v->len > 4) {
         return bt_tok_json_bad(err, path, "content", "one character");
     }
-    if (!bt_tape_u32(bt_tape_get(node, "start"), &start) || !bt_tape_u32(bt_tape_get(node, "stop"), &stop)) {
+    if (!bt_tape_u32(bt_tape_get(node, "start"), &start) ||
+        !bt_tape_u32(bt_tape_get(node, "stop"), &stop)) {
         return bt_tok_json_bad(err, path, "start and stop", "whole numbers");
     }
     if (stop != 0) {
@@ -42,8 +44,8 @@ static enum bt_status read_strip(struct bt_tokenizer *t, const struct bt_tape_no
     return BT_OK;
 }
 
-static enum bt_status read_meta_decoder(struct bt_tokenizer *t, const struct bt_tape_node *node, const char *path,
-                                        struct bt_err *err)
+static enum bt_status read_meta_decoder(struct bt_tokenizer *t, const struct bt_tape_node *node,
+                                        const char *path, struct bt_err *err)
 {
     struct bt_tok_decoder *d = &t->decoder;
     const struct bt_tape_node *rep = NULL;
@@ -66,8 +68,9 @@ static enum bt_status read_meta_decoder(struct bt_tokenizer *t, const struct bt_
     return BT_OK;
 }
 
-static enum bt_status read_one_decoder(struct bt_tokenizer *t, const struct bt_tape_node *node, const char *path,
-                                       struct decoder_state *s, struct bt_err *err)
+static enum bt_status read_one_decoder(struct bt_tokenizer *t, const struct bt_tape_node *node,
+                                       const char *path, struct decoder_state *s,
+                                       struct bt_err *err)
 {
     struct bt_tok_decoder *d = &t->decoder;
     const char *type = "";
@@ -78,7 +81,8 @@ static enum bt_status read_one_decoder(struct bt_tokenizer *t, const struct bt_t
         return st;
     }
     if (s->alone || s->stripped || (alone && s->n > 0)) {
-        return bt_err_set(err, BT_ERR_UNSUPPORTED, "%s.type: \"%.64s\" is not supported at this place", path, type);
+        return bt_err_set(err, BT_ERR_UNSUPPORTED,
+                          "%s.type: \"%.64s\" is not supported at this place", path, type);
     }
     s->n++;
     s->alone = alone;
@@ -110,8 +114,8 @@ static enum bt_status read_one_decoder(struct bt_tokenizer *t, const struct bt_t
                       s->n > 1 ? " at this place" : "");
 }
 
-enum bt_status bt_tok_read_decoder(struct bt_tokenizer *t, const struct bt_tape_node *node, const char *path,
-                                   struct bt_err *err)
+enum bt_status bt_tok_read_decoder(struct bt_tokenizer *t, const struct bt_tape_node *node,
+                                   const char *path, struct bt_err *err)
 {
     struct decoder_state s = {0};
     enum bt_status st = BT_OK;
@@ -131,7 +135,8 @@ enum bt_status bt_tok_read_decoder(struct bt_tokenizer *t, const struct bt_tape_
     const struct bt_tape_node *v = list + 1;
     for (uint32_t i = 0; i < list->len && st == BT_OK; i++, v += v->span) {
         char sub[BT_TOK_PATH_BYTES];
-        (void)snprintf(sub, sizeof(sub), "%s.decoders[%u]", path, i); /* a cut path is still a path */
+        (void)snprintf(sub, sizeof(sub), "%s.decoders[%u]", path,
+                       i); /* a cut path is still a path */
         st = read_one_decoder(t, v, sub, &s, err);
     }
     return st;
@@ -140,7 +145,8 @@ enum bt_status bt_tok_read_decoder(struct bt_tokenizer *t, const struct bt_tape_
 /* ---- post-processors ---- */
 
 /* Puts one id at the front of the prefix or at the end of the suffix. */
-static enum bt_status wrap(struct bt_tokenizer *t, bool prefix, size_t at, uint32_t id, struct bt_err *err)
+static enum bt_status wrap(struct bt_tokenizer *t, bool prefix, size_t at, uint32_t id,
+                           struct bt_err *err)
 {
     uint32_t **v = prefix ? &t->prefix : &t->suffix;
     size_t *n = prefix ? &t->n_prefix : &t->n_suffix;
@@ -158,8 +164,8 @@ static enum bt_status wrap(struct bt_tokenizer *t, bool prefix, size_t at, uint3
 
 /* The ids of a special token of a template. */
 static enum bt_status template_ids(struct bt_tokenizer *t, const struct bt_tape_node *specials,
-                                   const struct bt_tape_node *name, const char *path, bool prefix, size_t *at,
-                                   struct bt_err *err)
+                                   const struct bt_tape_node *name, const char *path, bool prefix,
+                                   size_t *at, struct bt_err *err)
 {
     const struct bt_tape_node *ids = NULL;
     uint32_t id;
@@ -168,12 +174,14 @@ static enum bt_status template_ids(struct bt_tokenizer *t, const struct bt_tape_
         ids = bt_tape_get(bt_tape_get(specials, name->s), "ids");
     }
     if (!bt_tape_is(ids, BT_TAPE_ARRAY)) {
-        return bt_err_set(err, BT_ERR_INVALID, "%s: a special token that special_tokens does not define", path);
+        return bt_err_set(err, BT_ERR_INVALID,
+                          "%s: a special token that special_tokens does not define", path);
     }
     const struct bt_tape_node *v = ids + 1;
     for (uint32_t i = 0; i < ids->len; i++, v += v->span) {
         if (!bt_tape_u32(v, &id) || id >= t->n_tokens || t->tokens[id].name == NULL) {
-            return bt_err_set(err, BT_ERR_INVALID, "%s: special token \"%.64s\" has an id outside the vocabulary", path,
+            return bt_err_set(err, BT_ERR_INVALID,
+                              "%s: special token \"%.64s\" has an id outside the vocabulary", path,
                               name->s);
         }
         enum bt_status st = wrap(t, prefix, (*at)++, id, err);
@@ -184,10 +192,11 @@ static enum bt_status template_ids(struct bt_tokenizer *t, const struct bt_tape_
     return BT_OK;
 }
 
-static enum bt_status read_template(struct bt_tokenizer *t, const struct bt_tape_node *node, const char *path,
-                                    struct bt_err *err)
+static enum bt_status read_template(struct bt_tokenizer *t, const struct bt_tape_node *node,
+                                    const char *path, struct bt_err *err)
 {
-    const struct bt_tape_node *single = bt_tape_get(node, "single"), *specials = bt_tape_get(node, "special_tokens");
+    const struct bt_tape_node *single = bt_tape_get(node, "single"),
+                              *specials = bt_tape_get(node, "special_tokens");
     bool behind = false;
     size_t at = 0;
 
@@ -201,7 +210,8 @@ static enum bt_status read_template(struct bt_tokenizer *t, const struct bt_tape
         const struct bt_tape_node *special = bt_tape_get(v, "SpecialToken");
         const struct bt_tape_node *seq = bt_tape_get(v, "Sequence");
         if (special != NULL) {
-            enum bt_status st = template_ids(t, specials, bt_tape_get(special, "id"), sub, !behind, &at, err);
+            enum bt_status st =
+                template_ids(t, specials, bt_tape_get(special, "id"), sub, !behind, &at, err);
             if (st != BT_OK) {
                 return st;
             }
@@ -209,28 +219,30 @@ static enum bt_status read_template(struct bt_tokenizer *t, const struct bt_tape
             behind = true;
             at = t->n_suffix;
         } else {
-            return bt_err_set(err, BT_ERR_UNSUPPORTED, "%s: neither a SpecialToken nor the one Sequence A", sub);
+            return bt_err_set(err, BT_ERR_UNSUPPORTED,
+                              "%s: neither a SpecialToken nor the one Sequence A", sub);
         }
     }
-    return behind ? BT_OK : bt_err_set(err, BT_ERR_INVALID, "%s.single: Sequence A is missing", path);
+    return behind ? BT_OK
+                  : bt_err_set(err, BT_ERR_INVALID, "%s.single: Sequence A is missing", path);
 }
 
 /* ["[CLS]", 101] */
-static enum bt_status read_pair(struct bt_tokenizer *t, const struct bt_tape_node *node, const char *path, const char *key,
-                                bool prefix, struct bt_err *err)
+static enum bt_status read_pair(struct bt_tokenizer *t, const struct bt_tape_node *node,
+                                const char *path, const char *key, bool prefix, struct bt_err *err)
 {
     const struct bt_tape_node *v = bt_tape_get(node, key);
     uint32_t id;
 
-    if (!bt_tape_is(v, BT_TAPE_ARRAY) || v->len != 2 || !bt_tape_is(v + 1, BT_TAPE_STRING) || !bt_tape_u32(v + 2, &id) ||
-        id >= t->n_tokens || t->tokens[id].name == NULL) {
+    if (!bt_tape_is(v, BT_TAPE_ARRAY) || v->len != 2 || !bt_tape_is(v + 1, BT_TAPE_STRING) ||
+        !bt_tape_u32(v + 2, &id) || id >= t->n_tokens || t->tokens[id].name == NULL) {
         return bt_tok_json_bad(err, path, key, "a token and its id");
     }
     return wrap(t, prefix, prefix ? 0 : t->n_suffix, id, err);
 }
 
-static enum bt_status read_post(struct bt_tokenizer *t, const struct bt_tape_node *node, const char *path, unsigned depth,
-                                struct bt_err *err)
+static enum bt_status read_post(struct bt_tokenizer *t, const struct bt_tape_node *node,
+                                const char *path, unsigned depth, struct bt_err *err)
 {
     const char *type = "";
     enum bt_status st = bt_tok_json_type(node, path, &type, err);
@@ -254,8 +266,8 @@ static enum bt_status read_post(struct bt_tokenizer *t, const struct bt_tape_nod
     return bt_tok_json_unsupported(err, path, type);
 }
 
-enum bt_status bt_tok_read_post_processor(struct bt_tokenizer *t, const struct bt_tape_node *node, const char *path,
-                                          struct bt_err *err)
+enum bt_status bt_tok_read_post_processor(struct bt_tokenizer *t, const struct bt_tape_node *node,
+                                          const char *path, struct bt_err *err)
 {
     return bt_tok_json_absent(node) ? BT_OK : read_post(t, node, path, 0, err);
 }

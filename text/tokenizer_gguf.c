@@ -1,5 +1,6 @@
-/* Builds a tokenizer from GGUF metadata. "gpt2" vocabularies name their pre-tokenizer, whose regexes are here;
- * "llama" vocabularies have scores instead of merges, so the merges are worked out from them. */
+/* Builds a tokenizer from GGUF metadata. "gpt2" vocabularies name their pre-tokenizer, whose
+ * regexes are here; "llama" vocabularies have scores instead of merges, so the merges are worked
+ * out from them. */
 
 #include "text/tokenizer.h"
 
@@ -13,12 +14,13 @@
 
 #define SPACE_MARK "\xe2\x96\x81" /* ▁ */
 
-#define GPT2_SPLIT  "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
+#define GPT2_SPLIT                                                                                 \
+    "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
 #define ENDINGS     "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 #define LINES_SPACE "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
-#define UPPER_LOWER                                                                                                    \
+#define UPPER_LOWER                                                                                \
     "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]*[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]+"
-#define UPPER_ONLY                                                                                                     \
+#define UPPER_ONLY                                                                                 \
     "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]+[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]*"
 
 struct pre_tokenizer {
@@ -33,7 +35,8 @@ static const struct pre_tokenizer pre_tokenizers[] = {
     {"|llama-bpe|llama3|llama-v3|",
      false,
      true,
-     {ENDINGS "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|" LINES_SPACE}},
+     {ENDINGS
+      "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|" LINES_SPACE}},
     {"|qwen2|deepseek-r1-qwen|",
      true,
      false,
@@ -41,13 +44,20 @@ static const struct pre_tokenizer pre_tokenizers[] = {
     {"|gpt-4o|",
      false,
      true,
-     {UPPER_LOWER ENDINGS "?|" UPPER_ONLY ENDINGS "?|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|" LINES_SPACE}},
-    {"|tekken|", false, true, {UPPER_LOWER "|" UPPER_ONLY "|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|" LINES_SPACE}},
+     {UPPER_LOWER ENDINGS "?|" UPPER_ONLY ENDINGS
+                          "?|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|" LINES_SPACE}},
+    {"|tekken|",
+     false,
+     true,
+     {UPPER_LOWER "|" UPPER_ONLY "|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|" LINES_SPACE}},
     {"|deepseek-v3|",
      false,
      false,
-     {"\\p{N}{1,3}", "[\xe4\xb8\x80-\xe9\xbe\xa5\xe3\x81\x80-\xe3\x82\x9f\xe3\x82\xa0-\xe3\x83\xbf]+",
-      "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\r\n]*|" LINES_SPACE}},
+     {"\\p{N}{1,3}",
+      "[\xe4\xb8\x80-\xe9\xbe\xa5\xe3\x81\x80-\xe3\x82\x9f\xe3\x82\xa0-\xe3\x83\xbf]+",
+      "[!\"#$%&'()*+,\\-./"
+      ":;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| "
+      "?[\\p{P}\\p{S}]+[\r\n]*|" LINES_SPACE}},
 };
 
 struct gguf_loader {
@@ -81,7 +91,8 @@ static enum bt_status read_tokens(struct gguf_loader *l)
         bool added = special || type == BT_TOK_GGUF_USER;
         enum bt_status st = BT_OK;
         if (!bt_utf8_valid(s->s, s->len, NULL)) {
-            return bt_err_set(l->err, BT_ERR_INVALID, "tokenizer.ggml.tokens[%u]: not valid UTF-8", i);
+            return bt_err_set(l->err, BT_ERR_INVALID, "tokenizer.ggml.tokens[%u]: not valid UTF-8",
+                              i);
         }
         k->name = bt_tok_build_name(l->t, &used, s->s, s->len);
         k->name_len = (uint32_t)s->len;
@@ -90,7 +101,9 @@ static enum bt_status read_tokens(struct gguf_loader *l)
             st = bt_tok_bpe_add(&l->t->bpe, k->name, s->len, i);
         } else if (s->len > 0) {
             st = bt_tok_build_added(
-                l->t, &(struct bt_tok_added){.id = i, .special = special, .content = k->name, .len = s->len, .order = i});
+                l->t,
+                &(struct bt_tok_added){
+                    .id = i, .special = special, .content = k->name, .len = s->len, .order = i});
         }
         if (st != BT_OK) {
             return nomem(l);
@@ -102,20 +115,22 @@ static enum bt_status read_tokens(struct gguf_loader *l)
 static enum bt_status check_id(struct gguf_loader *l, const char *what, uint32_t id, uint32_t *out)
 {
     if (id != BT_TOK_NONE && id >= l->t->n_tokens) {
-        return bt_err_set(l->err, BT_ERR_INVALID, "tokenizer.ggml.%s: id %u, the vocabulary has %u", what, id,
-                          l->t->n_tokens);
+        return bt_err_set(l->err, BT_ERR_INVALID, "tokenizer.ggml.%s: id %u, the vocabulary has %u",
+                          what, id, l->t->n_tokens);
     }
     *out = id;
     return BT_OK;
 }
 
-static enum bt_status affix(struct gguf_loader *l, bool add, uint32_t id, const char *what, uint32_t **v, size_t *n)
+static enum bt_status affix(struct gguf_loader *l, bool add, uint32_t id, const char *what,
+                            uint32_t **v, size_t *n)
 {
     if (!add) {
         return BT_OK;
     }
     if (id == BT_TOK_NONE) {
-        return bt_err_set(l->err, BT_ERR_INVALID, "tokenizer.ggml.add_%s_token is set without a %s_token_id", what, what);
+        return bt_err_set(l->err, BT_ERR_INVALID,
+                          "tokenizer.ggml.add_%s_token is set without a %s_token_id", what, what);
     }
     *v = bt_alloc(sizeof(**v));
     if (*v == NULL) {
@@ -150,12 +165,15 @@ static enum bt_status read_gpt2_merges(struct gguf_loader *l)
         const char *space = m->len < 3 ? NULL : memchr(m->s + 1, ' ', m->len - 1);
         enum bt_status st = BT_ERR_INVALID;
         if (space != NULL) {
-            struct bt_tok_str left = {m->s, (size_t)(space - m->s)}, right = {space + 1, m->len - left.len - 1};
+            struct bt_tok_str left = {m->s, (size_t)(space - m->s)},
+                              right = {space + 1, m->len - left.len - 1};
             st = bt_tok_bpe_merge_names(&l->t->bpe, left, right, i);
         }
         if (st == BT_ERR_INVALID) {
-            return bt_err_set(l->err, st, "tokenizer.ggml.merges[%u]: \"%.*s\" is not two tokens that make a third", i,
-                              (int)(m->len < 80 ? m->len : 80), m->s);
+            return bt_err_set(
+                l->err, st,
+                "tokenizer.ggml.merges[%u]: \"%.*s\" is not two tokens that make a third", i,
+                (int)(m->len < 80 ? m->len : 80), m->s);
         }
         if (st != BT_OK) {
             return nomem(l);
@@ -185,7 +203,8 @@ static enum bt_status build_gpt2(struct gguf_loader *l)
     enum bt_status st = BT_OK;
 
     if (pre == NULL) {
-        return bt_err_set(l->err, BT_ERR_UNSUPPORTED, "tokenizer.ggml.pre: \"%.64s\" is not supported", name);
+        return bt_err_set(l->err, BT_ERR_UNSUPPORTED,
+                          "tokenizer.ggml.pre: \"%.64s\" is not supported", name);
     }
     if (l->g->merges == NULL) {
         return bt_err_set(l->err, BT_ERR_INVALID, "tokenizer.ggml.merges is missing");
@@ -225,8 +244,9 @@ static int by_score(const void *pa, const void *pb)
     return a->id < b->id ? -1 : 1;
 }
 
-/* Every way to cut a token into two tokens is a merge; its rank is the token's place by score, equal scores sharing
- * one, so that of those the leftmost pair goes first. With add false they are only counted. */
+/* Every way to cut a token into two tokens is a merge; its rank is the token's place by score,
+ * equal scores sharing one, so that of those the leftmost pair goes first. With add false they are
+ * only counted. */
 static size_t token_merges(struct gguf_loader *l, uint32_t id, uint32_t rank, bool add)
 {
     struct bt_tok_bpe *b = &l->t->bpe;
@@ -238,7 +258,8 @@ static size_t token_merges(struct gguf_loader *l, uint32_t id, uint32_t rank, bo
             continue;
         }
         uint32_t left = bt_tok_bpe_id(b, k->name, cut);
-        uint32_t right = left == BT_TOK_NONE ? BT_TOK_NONE : bt_tok_bpe_id(b, k->name + cut, k->name_len - cut);
+        uint32_t right =
+            left == BT_TOK_NONE ? BT_TOK_NONE : bt_tok_bpe_id(b, k->name + cut, k->name_len - cut);
         if (right == BT_TOK_NONE || type_of(l->g, left) != BT_TOK_GGUF_NORMAL ||
             type_of(l->g, right) != BT_TOK_GGUF_NORMAL) {
             continue;
@@ -284,8 +305,8 @@ static enum bt_status merges_from_scores(struct gguf_loader *l)
     return BT_OK;
 }
 
-static enum bt_status add_text_step(struct bt_tok_norm **v, size_t *n, enum bt_tok_norm_kind kind, const char *from,
-                                    const char *to, struct bt_err *err)
+static enum bt_status add_text_step(struct bt_tok_norm **v, size_t *n, enum bt_tok_norm_kind kind,
+                                    const char *from, const char *to, struct bt_err *err)
 {
     struct bt_tok_norm *s = bt_tok_build_norm(v, n);
 
@@ -294,7 +315,8 @@ static enum bt_status add_text_step(struct bt_tok_norm **v, size_t *n, enum bt_t
     }
     s->kind = kind;
     s->content_len = strlen(to);
-    return kind == BT_TOK_REPLACE ? bt_tok_pattern_literal(from, strlen(from), &s->pattern, err) : BT_OK;
+    return kind == BT_TOK_REPLACE ? bt_tok_pattern_literal(from, strlen(from), &s->pattern, err)
+                                  : BT_OK;
 }
 
 static enum bt_status build_llama(struct gguf_loader *l)
@@ -333,15 +355,18 @@ static enum bt_status build(struct gguf_loader *l)
     size_t names_bytes = 0;
 
     if (!gpt2 && strcmp(g->model, "llama") != 0) {
-        return bt_err_set(l->err, BT_ERR_UNSUPPORTED, "tokenizer.ggml.model: \"%.64s\" is not supported", g->model);
+        return bt_err_set(l->err, BT_ERR_UNSUPPORTED,
+                          "tokenizer.ggml.model: \"%.64s\" is not supported", g->model);
     }
     if (g->n_tokens == 0 || g->n_tokens > BT_TOK_IDS_MAX || g->n_merges > BT_TOK_IDS_MAX) {
-        return bt_err_set(l->err, BT_ERR_INVALID, "tokenizer.ggml.tokens: %zu tokens and %zu merges, the limit is %u",
+        return bt_err_set(l->err, BT_ERR_INVALID,
+                          "tokenizer.ggml.tokens: %zu tokens and %zu merges, the limit is %u",
                           g->n_tokens, g->n_merges, BT_TOK_IDS_MAX);
     }
     for (size_t i = 0; i < g->n_tokens; i++) {
         if (g->tokens[i].len > UINT16_MAX) {
-            return bt_err_set(l->err, BT_ERR_INVALID, "tokenizer.ggml.tokens[%zu]: %zu bytes, the limit is %u", i,
+            return bt_err_set(l->err, BT_ERR_INVALID,
+                              "tokenizer.ggml.tokens[%zu]: %zu bytes, the limit is %u", i,
                               g->tokens[i].len, UINT16_MAX);
         }
         names_bytes += g->tokens[i].len + 1;
@@ -355,8 +380,8 @@ static enum bt_status build(struct gguf_loader *l)
     return st != BT_OK ? st : bt_tok_build_finish(l->t) == BT_OK ? BT_OK : nomem(l);
 }
 
-enum bt_status bt_tokenizer_from_gguf(const char *name, const struct bt_tok_gguf *g, struct bt_tokenizer **out,
-                                      struct bt_err *err)
+enum bt_status bt_tokenizer_from_gguf(const char *name, const struct bt_tok_gguf *g,
+                                      struct bt_tokenizer **out, struct bt_err *err)
 {
     struct bt_err cause = {.status = BT_OK};
     struct gguf_loader l = {.g = g, .err = &cause};
@@ -364,7 +389,8 @@ enum bt_status bt_tokenizer_from_gguf(const char *name, const struct bt_tok_gguf
 
     if (st != BT_OK) {
         bt_tokenizer_destroy(l.t);
-        return bt_err_set(err, st, "%s: %s", name, cause.status == BT_OK ? bt_status_str(st) : cause.msg);
+        return bt_err_set(err, st, "%s: %s", name,
+                          cause.status == BT_OK ? bt_status_str(st) : cause.msg);
     }
     *out = l.t;
     return BT_OK;
@@ -380,8 +406,8 @@ struct gguf_arrays {
 };
 
 /* Absent optional keys leave *v NULL. */
-static enum bt_status strings(const struct bt_gguf *f, const char *key, bool need, struct bt_tok_str **v, size_t *n,
-                              struct bt_err *err)
+static enum bt_status strings(const struct bt_gguf *f, const char *key, bool need,
+                              struct bt_tok_str **v, size_t *n, struct bt_err *err)
 {
     struct bt_gguf_iter it;
     enum bt_status st = bt_gguf_iter_strings(f, key, &it, err);
@@ -397,14 +423,15 @@ static enum bt_status strings(const struct bt_gguf *f, const char *key, bool nee
     if (*v == NULL) {
         return bt_err_set(err, BT_ERR_NOMEM, "%s: %s: out of memory", bt_gguf_path(f), key);
     }
-    for (size_t total = (size_t)it.left; *n < total && bt_gguf_next_str(&it, &(*v)[*n].s, &(*v)[*n].len); ++*n) {
+    for (size_t total = (size_t)it.left;
+         *n < total && bt_gguf_next_str(&it, &(*v)[*n].s, &(*v)[*n].len); ++*n) {
     }
     return BT_OK;
 }
 
 /* An optional array of n numbers, stored by put. */
-static enum bt_status numbers(const struct bt_gguf *f, const char *key, size_t n, float **as_float, int32_t **as_int,
-                              struct bt_err *err)
+static enum bt_status numbers(const struct bt_gguf *f, const char *key, size_t n, float **as_float,
+                              int32_t **as_int, struct bt_err *err)
 {
     struct bt_gguf_iter it;
     enum bt_status st = bt_gguf_iter_numbers(f, key, &it, err);
@@ -414,8 +441,8 @@ static enum bt_status numbers(const struct bt_gguf *f, const char *key, size_t n
         return st == BT_ERR_NOT_FOUND ? BT_OK : st;
     }
     if (it.left != n) {
-        return bt_err_set(err, BT_ERR_INVALID, "%s: %s: %llu elements, there are %zu tokens", bt_gguf_path(f), key,
-                          (unsigned long long)it.left, n);
+        return bt_err_set(err, BT_ERR_INVALID, "%s: %s: %llu elements, there are %zu tokens",
+                          bt_gguf_path(f), key, (unsigned long long)it.left, n);
     }
     void *v = bt_alloc(n * 4 + 1);
     if (v == NULL) {
@@ -436,7 +463,8 @@ static enum bt_status numbers(const struct bt_gguf *f, const char *key, size_t n
     return BT_OK;
 }
 
-static enum bt_status string(const struct bt_gguf *f, const char *key, bool need, char **out, struct bt_err *err)
+static enum bt_status string(const struct bt_gguf *f, const char *key, bool need, char **out,
+                             struct bt_err *err)
 {
     const char *s;
     size_t n;
@@ -446,10 +474,13 @@ static enum bt_status string(const struct bt_gguf *f, const char *key, bool need
         return st == BT_ERR_NOT_FOUND && !need ? BT_OK : st;
     }
     *out = bt_strndup(s, n);
-    return *out != NULL ? BT_OK : bt_err_set(err, BT_ERR_NOMEM, "%s: %s: out of memory", bt_gguf_path(f), key);
+    return *out != NULL
+               ? BT_OK
+               : bt_err_set(err, BT_ERR_NOMEM, "%s: %s: out of memory", bt_gguf_path(f), key);
 }
 
-static enum bt_status id(const struct bt_gguf *f, const char *key, uint32_t *out, struct bt_err *err)
+static enum bt_status id(const struct bt_gguf *f, const char *key, uint32_t *out,
+                         struct bt_err *err)
 {
     uint64_t v;
     enum bt_status st = bt_gguf_get_u64(f, key, &v, err);
@@ -459,13 +490,15 @@ static enum bt_status id(const struct bt_gguf *f, const char *key, uint32_t *out
         return st == BT_ERR_NOT_FOUND ? BT_OK : st;
     }
     if (v >= BT_TOK_IDS_MAX) {
-        return bt_err_set(err, BT_ERR_INVALID, "%s: %s: %llu is no token id", bt_gguf_path(f), key, (unsigned long long)v);
+        return bt_err_set(err, BT_ERR_INVALID, "%s: %s: %llu is no token id", bt_gguf_path(f), key,
+                          (unsigned long long)v);
     }
     *out = (uint32_t)v;
     return BT_OK;
 }
 
-static enum bt_status boolean(const struct bt_gguf *f, const char *key, bool dflt, bool *out, struct bt_err *err)
+static enum bt_status boolean(const struct bt_gguf *f, const char *key, bool dflt, bool *out,
+                              struct bt_err *err)
 {
     enum bt_status st = bt_gguf_get_bool(f, key, out, err);
 
@@ -476,15 +509,19 @@ static enum bt_status boolean(const struct bt_gguf *f, const char *key, bool dfl
     return st;
 }
 
-static enum bt_status collect(const struct bt_gguf *f, struct gguf_arrays *a, struct bt_tok_gguf *g, struct bt_err *err)
+static enum bt_status collect(const struct bt_gguf *f, struct gguf_arrays *a, struct bt_tok_gguf *g,
+                              struct bt_err *err)
 {
     enum bt_status st = string(f, "tokenizer.ggml.model", true, &a->model, err);
 
     st = st != BT_OK ? st : string(f, "tokenizer.ggml.pre", false, &a->pre, err);
-    st = st != BT_OK ? st : strings(f, "tokenizer.ggml.tokens", true, &a->tokens, &g->n_tokens, err);
-    st = st != BT_OK ? st : strings(f, "tokenizer.ggml.merges", false, &a->merges, &g->n_merges, err);
+    st =
+        st != BT_OK ? st : strings(f, "tokenizer.ggml.tokens", true, &a->tokens, &g->n_tokens, err);
+    st = st != BT_OK ? st
+                     : strings(f, "tokenizer.ggml.merges", false, &a->merges, &g->n_merges, err);
     st = st != BT_OK ? st : numbers(f, "tokenizer.ggml.scores", g->n_tokens, &a->scores, NULL, err);
-    st = st != BT_OK ? st : numbers(f, "tokenizer.ggml.token_type", g->n_tokens, NULL, &a->types, err);
+    st = st != BT_OK ? st
+                     : numbers(f, "tokenizer.ggml.token_type", g->n_tokens, NULL, &a->types, err);
     st = st != BT_OK ? st : id(f, "tokenizer.ggml.bos_token_id", &g->bos, err);
     st = st != BT_OK ? st : id(f, "tokenizer.ggml.eos_token_id", &g->eos, err);
     st = st != BT_OK ? st : id(f, "tokenizer.ggml.unknown_token_id", &g->unk, err);
@@ -493,10 +530,14 @@ static enum bt_status collect(const struct bt_gguf *f, struct gguf_arrays *a, st
         return st;
     }
     bool llama = strcmp(a->model, "llama") == 0;
-    bool bos_first = llama || (a->pre != NULL && (strcmp(a->pre, "llama-bpe") == 0 || strcmp(a->pre, "tekken") == 0));
-    st = boolean(f, "tokenizer.ggml.add_bos_token", bos_first && g->bos != BT_TOK_NONE, &g->add_bos, err);
+    bool bos_first = llama || (a->pre != NULL &&
+                               (strcmp(a->pre, "llama-bpe") == 0 || strcmp(a->pre, "tekken") == 0));
+    st = boolean(f, "tokenizer.ggml.add_bos_token", bos_first && g->bos != BT_TOK_NONE, &g->add_bos,
+                 err);
     st = st != BT_OK ? st : boolean(f, "tokenizer.ggml.add_eos_token", false, &g->add_eos, err);
-    st = st != BT_OK ? st : boolean(f, "tokenizer.ggml.add_space_prefix", llama, &g->add_space_prefix, err);
+    st = st != BT_OK
+             ? st
+             : boolean(f, "tokenizer.ggml.add_space_prefix", llama, &g->add_space_prefix, err);
     g->model = a->model;
     g->pre = a->pre;
     g->tokens = a->tokens;
@@ -506,7 +547,8 @@ static enum bt_status collect(const struct bt_gguf *f, struct gguf_arrays *a, st
     return st;
 }
 
-enum bt_status bt_tokenizer_open_gguf(const struct bt_gguf *g, struct bt_tokenizer **out, struct bt_err *err)
+enum bt_status bt_tokenizer_open_gguf(const struct bt_gguf *g, struct bt_tokenizer **out,
+                                      struct bt_err *err)
 {
     struct gguf_arrays a = {0};
     struct bt_tok_gguf in = {0};

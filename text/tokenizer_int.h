@@ -2,9 +2,9 @@
 #define BT_TEXT_TOKENIZER_INT_H
 
 /* The inside of a tokenizer, for text/tokenizer*.c and text/detok.c only.
- * A text passes: added tokens cut out (raw) -> normalizers -> added tokens cut out (normalized) -> pre-tokenizers, which
- * cut it into pieces -> BPE on every piece. A tokenizer is built once (tokenizer_json.c, tokenizer_gguf.c), then
- * read-only. */
+ * A text passes: added tokens cut out (raw) -> normalizers -> added tokens cut out (normalized) ->
+ * pre-tokenizers, which cut it into pieces -> BPE on every piece. A tokenizer is built once
+ * (tokenizer_json.c, tokenizer_gguf.c), then read-only. */
 
 #include "base/hash.h"
 #include "text/tokenizer.h"
@@ -12,12 +12,15 @@
 /* ---- patterns: a regex or a literal (tokenizer_regex.c) ---- */
 
 struct bt_tok_pattern;
-/* Oniguruma syntax as the reference library uses it (Ruby rules, Unicode classes), translated to PCRE2.
- * BT_ERR_UNSUPPORTED / BT_ERR_INVALID: err names the offset in the pattern; the caller prefixes the JSON path. */
-enum bt_status bt_tok_pattern_regex(const char *re, size_t len, struct bt_tok_pattern **out, struct bt_err *err);
+/* Oniguruma syntax as the reference library uses it (Ruby rules, Unicode classes), translated to
+ * PCRE2. BT_ERR_UNSUPPORTED / BT_ERR_INVALID: err names the offset in the pattern; the caller
+ * prefixes the JSON path. */
+enum bt_status bt_tok_pattern_regex(const char *re, size_t len, struct bt_tok_pattern **out,
+                                    struct bt_err *err);
 /* PCRE2 syntax, for classes of our own. */
 enum bt_status bt_tok_pattern_pcre(const char *re, struct bt_tok_pattern **out, struct bt_err *err);
-enum bt_status bt_tok_pattern_literal(const char *s, size_t len, struct bt_tok_pattern **out, struct bt_err *err);
+enum bt_status bt_tok_pattern_literal(const char *s, size_t len, struct bt_tok_pattern **out,
+                                      struct bt_err *err);
 void bt_tok_pattern_destroy(struct bt_tok_pattern *p);
 
 /* One walk over the matches in a text (valid UTF-8, borrowed). */
@@ -28,9 +31,11 @@ struct bt_tok_matches {
     size_t len, from;
     size_t last_end; /* of the last match; SIZE_MAX: none */
 };
-bool bt_tok_matches_init(struct bt_tok_matches *m, const struct bt_tok_pattern *p); /* false: out of memory */
+bool bt_tok_matches_init(struct bt_tok_matches *m,
+                         const struct bt_tok_pattern *p); /* false: out of memory */
 void bt_tok_matches_text(struct bt_tok_matches *m, const char *s, size_t len);
-/* 1: [*start, *end) is the next match, which may be empty; 0: no more; -1: a resource limit of the matcher. */
+/* 1: [*start, *end) is the next match, which may be empty; 0: no more; -1: a resource limit of the
+ * matcher. */
 int bt_tok_matches_next(struct bt_tok_matches *m, size_t *start, size_t *end);
 void bt_tok_matches_fini(struct bt_tok_matches *m);
 
@@ -57,12 +62,18 @@ struct bt_tok_norm {
 /* Rewrites b, using tmp as the second buffer. */
 enum bt_status bt_tok_norm_apply(const struct bt_tok_norm *n, struct bt_buf *b, struct bt_buf *tmp);
 /* Appends s to out with every match replaced; used by decoders too. */
-enum bt_status bt_tok_replace(const struct bt_tok_pattern *p, const char *content, size_t content_len, const char *s,
-                              size_t len, struct bt_buf *out);
+enum bt_status bt_tok_replace(const struct bt_tok_pattern *p, const char *content,
+                              size_t content_len, const char *s, size_t len, struct bt_buf *out);
 
 /* ---- pre-tokenizers (tokenizer_pre.c) ---- */
 
-enum bt_tok_behavior { BT_TOK_REMOVED, BT_TOK_ISOLATED, BT_TOK_MERGED_PREV, BT_TOK_MERGED_NEXT, BT_TOK_CONTIGUOUS };
+enum bt_tok_behavior {
+    BT_TOK_REMOVED,
+    BT_TOK_ISOLATED,
+    BT_TOK_MERGED_PREV,
+    BT_TOK_MERGED_NEXT,
+    BT_TOK_CONTIGUOUS
+};
 enum bt_tok_pre_kind {
     BT_TOK_SPLIT,
     BT_TOK_PREFIX_SPACE, /* a space before every piece that does not begin with one */
@@ -89,7 +100,8 @@ struct bt_tok_pieces {
     size_t n, cap;
     bool first; /* the text begins the whole input */
 };
-/* Cuts a->text (one piece, at first) by all steps; the result is in *a, b is scratch. err: resource limits. */
+/* Cuts a->text (one piece, at first) by all steps; the result is in *a, b is scratch. err: resource
+ * limits. */
 enum bt_status bt_tok_pre_apply(const struct bt_tok_pre *pre, size_t n_pre, struct bt_tok_pieces *a,
                                 struct bt_tok_pieces *b, struct bt_err *err);
 bool bt_tok_pieces_add(struct bt_tok_pieces *p, size_t off, size_t len);
@@ -134,11 +146,14 @@ enum bt_status bt_tok_bpe_room(struct bt_tok_bpe *b, size_t n_merges);
 void bt_tok_bpe_fini(struct bt_tok_bpe *b);
 /* name is borrowed. A spelling given twice takes the later id. */
 enum bt_status bt_tok_bpe_add(struct bt_tok_bpe *b, const char *name, size_t len, uint32_t id);
-void bt_tok_bpe_merge(struct bt_tok_bpe *b, uint32_t left, uint32_t right, uint32_t rank, uint32_t id);
+void bt_tok_bpe_merge(struct bt_tok_bpe *b, uint32_t left, uint32_t right, uint32_t rank,
+                      uint32_t id);
 /* By spelling. BT_ERR_INVALID: left, right or both together are no tokens. BT_ERR_NOMEM. */
-enum bt_status bt_tok_bpe_merge_names(struct bt_tok_bpe *b, struct bt_tok_str left, struct bt_tok_str right, uint32_t rank);
+enum bt_status bt_tok_bpe_merge_names(struct bt_tok_bpe *b, struct bt_tok_str left,
+                                      struct bt_tok_str right, uint32_t rank);
 uint32_t bt_tok_bpe_id(const struct bt_tok_bpe *b, const char *name, size_t len);
-const struct bt_tok_merge *bt_tok_bpe_find(const struct bt_tok_bpe *b, uint32_t left, uint32_t right);
+const struct bt_tok_merge *bt_tok_bpe_find(const struct bt_tok_bpe *b, uint32_t left,
+                                           uint32_t right);
 
 /* Scratch of one encode call. */
 struct bt_tok_work {
@@ -148,8 +163,8 @@ struct bt_tok_work {
     size_t n_heap, cap_heap;
 };
 void bt_tok_work_fini(struct bt_tok_work *w);
-enum bt_status bt_tok_bpe_encode(const struct bt_tok_bpe *b, struct bt_tok_work *w, const char *s, size_t len,
-                                 struct bt_ids *out);
+enum bt_status bt_tok_bpe_encode(const struct bt_tok_bpe *b, struct bt_tok_work *w, const char *s,
+                                 size_t len, struct bt_ids *out);
 
 /* ---- added tokens (tokenizer_added.c) ---- */
 
@@ -169,13 +184,15 @@ struct bt_tok_finder {
 };
 void bt_tok_finder_sort(struct bt_tok_finder *f);
 /* The next match that begins at from or later; NULL: none. */
-const struct bt_tok_added *bt_tok_finder_next(const struct bt_tok_finder *f, const char *s, size_t len, size_t from,
-                                              size_t *start);
+const struct bt_tok_added *bt_tok_finder_next(const struct bt_tok_finder *f, const char *s,
+                                              size_t len, size_t from, size_t *start);
 typedef enum bt_status bt_tok_gap_fn(void *arg, const char *s, size_t off, size_t len);
 typedef enum bt_status bt_tok_found_fn(void *arg, uint32_t id);
-/* Walks s: gap for the text between added tokens (never empty), found for each of them, in order. */
-enum bt_status bt_tok_finder_cut(const struct bt_tok_finder *f, const char *s, size_t len, bool parse_special,
-                                 bt_tok_gap_fn *gap, bt_tok_found_fn *found, void *arg);
+/* Walks s: gap for the text between added tokens (never empty), found for each of them, in order.
+ */
+enum bt_status bt_tok_finder_cut(const struct bt_tok_finder *f, const char *s, size_t len,
+                                 bool parse_special, bt_tok_gap_fn *gap, bt_tok_found_fn *found,
+                                 void *arg);
 
 /* ---- decoding ---- */
 
@@ -192,7 +209,8 @@ struct bt_tok_decoder {
     size_t strip_len;
     uint32_t strip_start;
 };
-/* Fills text and text_len of every token, from the name or from a normalized spelling left in text. */
+/* Fills text and text_len of every token, from the name or from a normalized spelling left in text.
+ */
 enum bt_status bt_tok_decoder_compile(struct bt_tokenizer *t);
 
 /* ---- the whole ---- */
@@ -221,32 +239,36 @@ void bt_tok_norm_fini(struct bt_tok_norm *n);
 /* ---- building (tokenizer_build.c): vocabulary first, then added tokens, then finish ---- */
 
 /* An empty tokenizer with room for ids below n_ids and names_bytes bytes of spellings. */
-enum bt_status bt_tok_build_begin(uint32_t n_ids, size_t names_bytes, size_t n_merges_max, struct bt_tokenizer **out);
+enum bt_status bt_tok_build_begin(uint32_t n_ids, size_t names_bytes, size_t n_merges_max,
+                                  struct bt_tokenizer **out);
 /* Copies a spelling into the tokenizer's storage; *used counts the bytes taken so far. */
 const char *bt_tok_build_name(struct bt_tokenizer *t, size_t *used, const char *s, size_t len);
-/* Adds a->content as a token to be found in texts, by a->normalized before or after normalizing; v has room. */
+/* Adds a->content as a token to be found in texts, by a->normalized before or after normalizing; v
+ * has room. */
 enum bt_status bt_tok_build_added(struct bt_tokenizer *t, const struct bt_tok_added *a);
 enum bt_status bt_tok_build_finish(struct bt_tokenizer *t);
 /* Appends a zeroed element to a growing array; NULL: out of memory. */
 struct bt_tok_pre *bt_tok_build_pre(struct bt_tokenizer *t);
 struct bt_tok_norm *bt_tok_build_norm(struct bt_tok_norm **v, size_t *n);
-/* Appends the parts of a byte-level pre-tokenizer: an optional prefix space, an optional GPT-2 split, the map. */
-enum bt_status bt_tok_build_byte_level(struct bt_tokenizer *t, bool prefix_space, bool split, struct bt_err *err);
+/* Appends the parts of a byte-level pre-tokenizer: an optional prefix space, an optional GPT-2
+ * split, the map. */
+enum bt_status bt_tok_build_byte_level(struct bt_tokenizer *t, bool prefix_space, bool split,
+                                       struct bt_err *err);
 /* Appends a split by a regex in the files' syntax. */
-enum bt_status bt_tok_build_split(struct bt_tokenizer *t, const char *regex, enum bt_tok_behavior behavior,
-                                  struct bt_err *err);
+enum bt_status bt_tok_build_split(struct bt_tokenizer *t, const char *regex,
+                                  enum bt_tok_behavior behavior, struct bt_err *err);
 
 /* ---- components of tokenizer.json (tokenizer_steps.c, tokenizer_ends.c) ---- */
 
 struct bt_tape_node;
 /* path: the JSON path of node, for errors. NULL or null nodes mean that there is none. */
-enum bt_status bt_tok_read_normalizer(struct bt_tokenizer *t, const struct bt_tape_node *node, const char *path,
-                                      struct bt_err *err);
-enum bt_status bt_tok_read_pre_tokenizer(struct bt_tokenizer *t, const struct bt_tape_node *node, const char *path,
-                                         struct bt_err *err);
-enum bt_status bt_tok_read_decoder(struct bt_tokenizer *t, const struct bt_tape_node *node, const char *path,
-                                   struct bt_err *err);
-enum bt_status bt_tok_read_post_processor(struct bt_tokenizer *t, const struct bt_tape_node *node, const char *path,
-                                          struct bt_err *err);
+enum bt_status bt_tok_read_normalizer(struct bt_tokenizer *t, const struct bt_tape_node *node,
+                                      const char *path, struct bt_err *err);
+enum bt_status bt_tok_read_pre_tokenizer(struct bt_tokenizer *t, const struct bt_tape_node *node,
+                                         const char *path, struct bt_err *err);
+enum bt_status bt_tok_read_decoder(struct bt_tokenizer *t, const struct bt_tape_node *node,
+                                   const char *path, struct bt_err *err);
+enum bt_status bt_tok_read_post_processor(struct bt_tokenizer *t, const struct bt_tape_node *node,
+                                          const char *path, struct bt_err *err);
 
 #endif

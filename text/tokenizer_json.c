@@ -1,6 +1,6 @@
-/* Builds a tokenizer from a Hugging Face tokenizer.json and, beside it, tokenizer_config.json. Owns the model section
- * (vocabulary, merges), the added tokens and the special ids; the pipeline's components are in tokenizer_steps.c and
- * tokenizer_ends.c. */
+/* Builds a tokenizer from a Hugging Face tokenizer.json and, beside it, tokenizer_config.json. Owns
+ * the model section (vocabulary, merges), the added tokens and the special ids; the pipeline's
+ * components are in tokenizer_steps.c and tokenizer_ends.c. */
 
 #include "text/tokenizer.h"
 
@@ -16,8 +16,8 @@
 struct loader {
     struct bt_tokenizer *t;
     size_t names_used;
-    uint32_t n_model;     /* entries of the vocabulary */
-    uint32_t added_max;   /* largest id of an added token so far; valid when n_added > 0 */
+    uint32_t n_model;   /* entries of the vocabulary */
+    uint32_t added_max; /* largest id of an added token so far; valid when n_added > 0 */
     uint32_t n_added;
     const struct bt_tape_node *root, *model, *vocab, *merges, *added;
     struct bt_err *err;
@@ -43,10 +43,12 @@ static bool flag(const struct loader *l, const char *key)
 static enum bt_status check_model(struct loader *l)
 {
     static const char *const affixes[] = {"continuing_subword_prefix", "end_of_word_suffix"};
-    const struct bt_tape_node *type = bt_tape_get(l->model, "type"), *dropout = bt_tape_get(l->model, "dropout");
+    const struct bt_tape_node *type = bt_tape_get(l->model, "type"),
+                              *dropout = bt_tape_get(l->model, "dropout");
 
     if (!absent(type) && !bt_tape_str_eq(type, "BPE")) {
-        return bt_err_set(l->err, BT_ERR_UNSUPPORTED, "model.type: \"%.64s\" is not supported, only \"BPE\" is",
+        return bt_err_set(l->err, BT_ERR_UNSUPPORTED,
+                          "model.type: \"%.64s\" is not supported, only \"BPE\" is",
                           bt_tape_is(type, BT_TAPE_STRING) ? type->s : "?");
     }
     if (!bt_tape_is(l->vocab, BT_TAPE_OBJECT)) {
@@ -58,13 +60,16 @@ static enum bt_status check_model(struct loader *l)
     if (!absent(l->added) && l->added->type != BT_TAPE_ARRAY) {
         return bt_err_set(l->err, BT_ERR_INVALID, "added_tokens: an array expected");
     }
-    if (!absent(dropout) && (dropout->type != BT_TAPE_NUMBER || strspn(dropout->s, "0.") < dropout->len)) {
-        return bt_err_set(l->err, BT_ERR_UNSUPPORTED, "model.dropout: only null and 0 are supported");
+    if (!absent(dropout) &&
+        (dropout->type != BT_TAPE_NUMBER || strspn(dropout->s, "0.") < dropout->len)) {
+        return bt_err_set(l->err, BT_ERR_UNSUPPORTED,
+                          "model.dropout: only null and 0 are supported");
     }
     for (unsigned i = 0; i < 2; i++) {
         const struct bt_tape_node *v = bt_tape_get(l->model, affixes[i]);
         if (!absent(v) && (v->type != BT_TAPE_STRING || v->len > 0)) {
-            return bt_err_set(l->err, BT_ERR_UNSUPPORTED, "model.%s: only null and \"\" are supported", affixes[i]);
+            return bt_err_set(l->err, BT_ERR_UNSUPPORTED,
+                              "model.%s: only null and \"\" are supported", affixes[i]);
         }
     }
     return BT_OK;
@@ -78,13 +83,15 @@ static enum bt_status measure(struct loader *l, uint32_t *n_ids, size_t *names_b
     const struct bt_tape_node *key = l->vocab + 1;
 
     if (l->vocab->len > BT_TOK_IDS_MAX / 16 || n_added > BT_TOK_IDS_MAX / 16) {
-        return bt_err_set(l->err, BT_ERR_INVALID, "model.vocab: %u entries and %u added tokens, the limit is %u each",
+        return bt_err_set(l->err, BT_ERR_INVALID,
+                          "model.vocab: %u entries and %u added tokens, the limit is %u each",
                           l->vocab->len, n_added, BT_TOK_IDS_MAX / 16);
     }
     *names_bytes = 0;
     for (uint32_t i = 0; i < l->vocab->len; i++, key += 2) {
         if (!bt_tape_u32(key + 1, &id) || id >= limit) {
-            return bt_err_set(l->err, BT_ERR_INVALID, "model.vocab[\"%.64s\"]: an id below %u expected", key->s, limit);
+            return bt_err_set(l->err, BT_ERR_INVALID,
+                              "model.vocab[\"%.64s\"]: an id below %u expected", key->s, limit);
         }
         max = id > max ? id : max;
         *names_bytes += key->len + 1;
@@ -93,7 +100,8 @@ static enum bt_status measure(struct loader *l, uint32_t *n_ids, size_t *names_b
     for (uint32_t i = 0; i < n_added; i++, a += a->span) {
         const struct bt_tape_node *content = bt_tape_get(a, "content");
         if (!bt_tape_is(content, BT_TAPE_STRING)) {
-            return bt_err_set(l->err, BT_ERR_INVALID, "added_tokens[%u].content: a string expected", i);
+            return bt_err_set(l->err, BT_ERR_INVALID, "added_tokens[%u].content: a string expected",
+                              i);
         }
         *names_bytes += content->len + 1;
     }
@@ -121,9 +129,11 @@ static enum bt_status read_vocab(struct loader *l)
 }
 
 /* A merge is "left right" or ["left", "right"]. */
-static bool merge_parts(const struct bt_tape_node *m, struct bt_tok_str *left, struct bt_tok_str *right)
+static bool merge_parts(const struct bt_tape_node *m, struct bt_tok_str *left,
+                        struct bt_tok_str *right)
 {
-    if (m->type == BT_TAPE_ARRAY && m->len == 2 && m[1].type == BT_TAPE_STRING && m[2].type == BT_TAPE_STRING) {
+    if (m->type == BT_TAPE_ARRAY && m->len == 2 && m[1].type == BT_TAPE_STRING &&
+        m[2].type == BT_TAPE_STRING) {
         *left = (struct bt_tok_str){m[1].s, m[1].len};
         *right = (struct bt_tok_str){m[2].s, m[2].len};
         return true;
@@ -149,9 +159,11 @@ static enum bt_status read_merges(struct loader *l)
         }
         st = bt_tok_bpe_merge_names(&l->t->bpe, left, right, i);
         if (st == BT_ERR_INVALID) {
-            return bt_err_set(l->err, st, "model.merges[%u]: the parts \"%.*s\" and \"%.*s\" or their sum are no tokens", i,
-                              (int)(left.len < 40 ? left.len : 40), left.s, (int)(right.len < 40 ? right.len : 40),
-                              right.s);
+            return bt_err_set(
+                l->err, st,
+                "model.merges[%u]: the parts \"%.*s\" and \"%.*s\" or their sum are no tokens", i,
+                (int)(left.len < 40 ? left.len : 40), left.s,
+                (int)(right.len < 40 ? right.len : 40), right.s);
         }
     }
     return st;
@@ -175,7 +187,8 @@ static enum bt_status read_model(struct loader *l)
     if (bt_tape_is(unk, BT_TAPE_STRING)) {
         b->unk = bt_tok_bpe_id(b, unk->s, unk->len);
         if (b->unk == BT_TOK_NONE) {
-            return bt_err_set(l->err, BT_ERR_INVALID, "model.unk_token: \"%.64s\" is not in the vocabulary", unk->s);
+            return bt_err_set(l->err, BT_ERR_INVALID,
+                              "model.unk_token: \"%.64s\" is not in the vocabulary", unk->s);
         }
         l->t->unk = b->unk;
     }
@@ -198,7 +211,8 @@ static uint32_t added_id(const struct loader *l, const struct bt_tape_node *cont
     return l->n_model;
 }
 
-static enum bt_status read_added_token(struct loader *l, const struct bt_tape_node *node, uint32_t i)
+static enum bt_status read_added_token(struct loader *l, const struct bt_tape_node *node,
+                                       uint32_t i)
 {
     const struct bt_tape_node *content = bt_tape_get(node, "content");
     uint64_t known;
@@ -267,10 +281,12 @@ static enum bt_status build(struct loader *l)
         st = bt_tok_read_normalizer(l->t, bt_tape_get(l->root, "normalizer"), "normalizer", err);
     }
     if (st == BT_OK) {
-        st = bt_tok_read_pre_tokenizer(l->t, bt_tape_get(l->root, "pre_tokenizer"), "pre_tokenizer", err);
+        st = bt_tok_read_pre_tokenizer(l->t, bt_tape_get(l->root, "pre_tokenizer"), "pre_tokenizer",
+                                       err);
     }
     if (st == BT_OK) {
-        st = bt_tok_read_post_processor(l->t, bt_tape_get(l->root, "post_processor"), "post_processor", err);
+        st = bt_tok_read_post_processor(l->t, bt_tape_get(l->root, "post_processor"),
+                                        "post_processor", err);
     }
     if (st == BT_OK) {
         st = bt_tok_read_decoder(l->t, bt_tape_get(l->root, "decoder"), "decoder", err);
@@ -281,8 +297,8 @@ static enum bt_status build(struct loader *l)
     return st;
 }
 
-static enum bt_status from_tape(const char *file, const struct bt_tape *tape, struct bt_tokenizer **out,
-                                struct bt_err *err)
+static enum bt_status from_tape(const char *file, const struct bt_tape *tape,
+                                struct bt_tokenizer **out, struct bt_err *err)
 {
     struct bt_err cause = {.status = BT_OK};
     struct loader l = {.root = bt_tape_root(tape), .err = &cause};
@@ -295,7 +311,8 @@ static enum bt_status from_tape(const char *file, const struct bt_tape *tape, st
     st = build(&l);
     if (st != BT_OK) {
         bt_tokenizer_destroy(l.t);
-        return bt_err_set(err, st, "%s: %s", file, cause.status == BT_OK ? bt_status_str(st) : cause.msg);
+        return bt_err_set(err, st, "%s: %s", file,
+                          cause.status == BT_OK ? bt_status_str(st) : cause.msg);
     }
     *out = l.t;
     return BT_OK;
@@ -304,7 +321,8 @@ static enum bt_status from_tape(const char *file, const struct bt_tape *tape, st
 /* ---- tokenizer_config.json ---- */
 
 /* The id of a token given as "text" or {"content": "text"}. */
-static uint32_t config_token(const struct bt_tokenizer *t, const struct bt_tape_node *root, const char *key)
+static uint32_t config_token(const struct bt_tokenizer *t, const struct bt_tape_node *root,
+                             const char *key)
 {
     const struct bt_tape_node *v = bt_tape_get(root, key);
 
@@ -314,11 +332,13 @@ static uint32_t config_token(const struct bt_tokenizer *t, const struct bt_tape_
     return bt_tape_is(v, BT_TAPE_STRING) ? bt_tokenizer_id_of(t, v->s, v->len) : BT_TOK_NONE;
 }
 
-/* These classes of the reference replace the file's post-processor by what add_bos_token and add_eos_token say. */
+/* These classes of the reference replace the file's post-processor by what add_bos_token and
+ * add_eos_token say. */
 static bool class_sets_bos(const struct bt_tape_node *root)
 {
-    static const char *const classes[] = {"LlamaTokenizer",     "LlamaTokenizerFast",     "GemmaTokenizer",
-                                          "GemmaTokenizerFast", "CodeLlamaTokenizer",     "CodeLlamaTokenizerFast"};
+    static const char *const classes[] = {"LlamaTokenizer",     "LlamaTokenizerFast",
+                                          "GemmaTokenizer",     "GemmaTokenizerFast",
+                                          "CodeLlamaTokenizer", "CodeLlamaTokenizerFast"};
 
     for (size_t i = 0; i < sizeof(classes) / sizeof(classes[0]); i++) {
         if (bt_tape_str_eq(bt_tape_get(root, "tokenizer_class"), classes[i])) {
@@ -416,8 +436,8 @@ enum bt_status bt_tokenizer_load(const char *path, struct bt_tokenizer **out, st
     return st;
 }
 
-enum bt_status bt_tokenizer_from_json(const char *name, const char *text, size_t n, struct bt_tokenizer **out,
-                                      struct bt_err *err)
+enum bt_status bt_tokenizer_from_json(const char *name, const char *text, size_t n,
+                                      struct bt_tokenizer **out, struct bt_err *err)
 {
     struct bt_tape *tape;
     enum bt_status st = bt_tape_parse(name, text, n, &tape, err);

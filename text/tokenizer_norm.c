@@ -1,5 +1,5 @@
-/* Normalizers: text to text. Unicode forms use utf8proc's tables, but its canonical ordering is replaced: that is
- * quadratic on long runs of combining marks, this one is not. */
+/* Normalizers: text to text. Unicode forms use utf8proc's tables, but its canonical ordering is
+ * replaced: that is quadratic on long runs of combining marks, this one is not. */
 
 #include "text/tokenizer_int.h"
 
@@ -35,7 +35,8 @@ static unsigned combining_class(int32_t cp)
     return cp < 0x300 ? 0 : (unsigned)utf8proc_get_property(cp)->combining_class;
 }
 
-/* Stable sort of a run of combining marks by class: insertion for the usual few, counting for many. */
+/* Stable sort of a run of combining marks by class: insertion for the usual few, counting for many.
+ */
 static bool order_run(int32_t *v, size_t n)
 {
     if (n <= 16) {
@@ -96,7 +97,8 @@ static bool decompose(const char *s, size_t len, utf8proc_option_t opts, struct 
         if (!cps_room(c, 32)) {
             return false;
         }
-        utf8proc_ssize_t n = utf8proc_decompose_char((int32_t)cp, c->v + c->n, 32, opts, &boundclass);
+        utf8proc_ssize_t n =
+            utf8proc_decompose_char((int32_t)cp, c->v + c->n, 32, opts, &boundclass);
         if (n < 0 || n > 32) { /* no character is that long (the longest: 18) */
             c->v[c->n] = (int32_t)cp;
             n = 1;
@@ -132,8 +134,8 @@ static enum bt_status unicode_form(enum bt_tok_norm_kind kind, struct bt_buf *b)
     }
     ok = decompose(b->data, b->len, opts, &c) && canonical_order(&c);
     if (ok && compose) {
-        utf8proc_ssize_t n =
-            utf8proc_normalize_utf32(c.v, (utf8proc_ssize_t)c.n, UTF8PROC_STABLE | UTF8PROC_COMPOSE);
+        utf8proc_ssize_t n = utf8proc_normalize_utf32(c.v, (utf8proc_ssize_t)c.n,
+                                                      UTF8PROC_STABLE | UTF8PROC_COMPOSE);
         c.n = n < 0 ? c.n : (size_t)n;
     }
     bt_buf_clear(b);
@@ -155,8 +157,9 @@ static bool add_cp(struct bt_buf *b, uint32_t cp)
 
 static bool is_white(uint32_t cp)
 {
-    return (cp >= 9 && cp <= 13) || cp == ' ' || cp == 0x85 || cp == 0xA0 || cp == 0x1680 || (cp >= 0x2000 && cp <= 0x200A) ||
-           cp == 0x2028 || cp == 0x2029 || cp == 0x202F || cp == 0x205F || cp == 0x3000;
+    return (cp >= 9 && cp <= 13) || cp == ' ' || cp == 0x85 || cp == 0xA0 || cp == 0x1680 ||
+           (cp >= 0x2000 && cp <= 0x200A) || cp == 0x2028 || cp == 0x2029 || cp == 0x202F ||
+           cp == 0x205F || cp == 0x3000;
 }
 
 static enum bt_status by_char(enum bt_tok_norm_kind kind, struct bt_buf *b, struct bt_buf *tmp)
@@ -167,7 +170,8 @@ static enum bt_status by_char(enum bt_tok_norm_kind kind, struct bt_buf *b, stru
         i += bt_utf8_decode(b->data + i, b->len - i, &cp);
         if (kind == BT_TOK_STRIP_ACCENTS) {
             utf8proc_category_t c = utf8proc_category((int32_t)cp);
-            if (c == UTF8PROC_CATEGORY_MN || c == UTF8PROC_CATEGORY_MC || c == UTF8PROC_CATEGORY_ME) {
+            if (c == UTF8PROC_CATEGORY_MN || c == UTF8PROC_CATEGORY_MC ||
+                c == UTF8PROC_CATEGORY_ME) {
                 continue;
             }
         } else if (cp == 0x130) { /* the one character whose lower case is two */
@@ -213,8 +217,8 @@ static void strip(bool left, bool right, struct bt_buf *b)
     bt_buf_consume(b, from);
 }
 
-enum bt_status bt_tok_replace(const struct bt_tok_pattern *p, const char *content, size_t content_len, const char *s,
-                              size_t len, struct bt_buf *out)
+enum bt_status bt_tok_replace(const struct bt_tok_pattern *p, const char *content,
+                              size_t content_len, const char *s, size_t len, struct bt_buf *out)
 {
     struct bt_tok_matches m;
     size_t done = 0, start, end;
@@ -262,7 +266,9 @@ enum bt_status bt_tok_norm_apply(const struct bt_tok_norm *n, struct bt_buf *b, 
     }
     bt_buf_clear(tmp);
     if (n->kind == BT_TOK_PREPEND) {
-        st = bt_buf_add(tmp, n->content, n->content_len) && bt_buf_add(tmp, b->data, b->len) ? BT_OK : BT_ERR_NOMEM;
+        st = bt_buf_add(tmp, n->content, n->content_len) && bt_buf_add(tmp, b->data, b->len)
+                 ? BT_OK
+                 : BT_ERR_NOMEM;
     } else {
         st = bt_tok_replace(n->pattern, n->content, n->content_len, b->data, b->len, tmp);
     }

@@ -1,5 +1,6 @@
-/* Pre-tokenizers: cut a text into the pieces that BPE never merges across. A step either cuts pieces of the same text
- * or rewrites the text of every piece. Owns the byte stand-ins of byte-level vocabularies. */
+/* Pre-tokenizers: cut a text into the pieces that BPE never merges across. A step either cuts
+ * pieces of the same text or rewrites the text of every piece. Owns the byte stand-ins of
+ * byte-level vocabularies. */
 
 #include "text/tokenizer_int.h"
 
@@ -73,7 +74,8 @@ struct cutter {
     bool prev_match, empty;
 };
 
-/* One segment, matches and the text between them in order. Whether it joins the one before is the behavior. */
+/* One segment, matches and the text between them in order. Whether it joins the one before is the
+ * behavior. */
 static bool segment(struct cutter *c, size_t off, size_t len, bool match)
 {
     bool join = false, prev = c->prev_match;
@@ -119,7 +121,8 @@ static void drop_empty(struct bt_tok_pieces *p, size_t from)
     p->n = kept;
 }
 
-static enum bt_status cut_piece(struct cutter *c, struct bt_tok_matches *m, const char *text, struct bt_tok_piece piece)
+static enum bt_status cut_piece(struct cutter *c, struct bt_tok_matches *m, const char *text,
+                                struct bt_tok_piece piece)
 {
     size_t done = 0, start, end;
     int rc;
@@ -147,8 +150,8 @@ static enum bt_status cut_piece(struct cutter *c, struct bt_tok_matches *m, cons
 }
 
 /* The pieces of a, cut further, become those of b; the text stays in a. */
-static enum bt_status cut(const struct bt_tok_pre *pre, const struct bt_tok_pieces *a, struct bt_tok_pieces *b,
-                          struct bt_err *err)
+static enum bt_status cut(const struct bt_tok_pre *pre, const struct bt_tok_pieces *a,
+                          struct bt_tok_pieces *b, struct bt_err *err)
 {
     struct cutter c = {.pre = pre, .out = b};
     struct bt_tok_matches m;
@@ -194,9 +197,11 @@ static void map_bytes(const char *s, size_t len, struct bt_buf *out)
     out->len = (size_t)(w - out->data);
 }
 
-static void metaspace(const struct bt_tok_pre *pre, const char *s, size_t len, bool first, struct bt_buf *out)
+static void metaspace(const struct bt_tok_pre *pre, const char *s, size_t len, bool first,
+                      struct bt_buf *out)
 {
-    bool prepend = pre->prepend == BT_TOK_PREPEND_ALWAYS || (pre->prepend == BT_TOK_PREPEND_FIRST && first);
+    bool prepend =
+        pre->prepend == BT_TOK_PREPEND_ALWAYS || (pre->prepend == BT_TOK_PREPEND_FIRST && first);
 
     if (prepend && len > 0 && s[0] != ' ' && !starts_with(s, len, pre->content, pre->content_len)) {
         (void)bt_buf_add(out, pre->content, pre->content_len);
@@ -214,7 +219,8 @@ static void metaspace(const struct bt_tok_pre *pre, const char *s, size_t len, b
 }
 
 /* The rewritten pieces of a become b, text and all. Append failures stay in b->text.failed. */
-static enum bt_status rewrite(const struct bt_tok_pre *pre, const struct bt_tok_pieces *a, struct bt_tok_pieces *b)
+static enum bt_status rewrite(const struct bt_tok_pre *pre, const struct bt_tok_pieces *a,
+                              struct bt_tok_pieces *b)
 {
     b->n = 0;
     bt_buf_clear(&b->text);
@@ -237,7 +243,8 @@ static enum bt_status rewrite(const struct bt_tok_pre *pre, const struct bt_tok_
         case BT_TOK_SPLIT:
             break;
         }
-        if (b->text.failed || b->text.len > UINT32_MAX / 2 || !bt_tok_pieces_add(b, off, b->text.len - off)) {
+        if (b->text.failed || b->text.len > UINT32_MAX / 2 ||
+            !bt_tok_pieces_add(b, off, b->text.len - off)) {
             return BT_ERR_NOMEM;
         }
     }
@@ -261,9 +268,11 @@ enum bt_status bt_tok_pre_apply(const struct bt_tok_pre *pre, size_t n_pre, stru
                                 struct bt_tok_pieces *b, struct bt_err *err)
 {
     for (size_t i = 0; i < n_pre; i++) {
-        enum bt_status st = pre[i].kind == BT_TOK_SPLIT ? cut(&pre[i], a, b, err) : rewrite(&pre[i], a, b);
+        enum bt_status st =
+            pre[i].kind == BT_TOK_SPLIT ? cut(&pre[i], a, b, err) : rewrite(&pre[i], a, b);
         if (st != BT_OK) {
-            return st == BT_ERR_NOMEM ? bt_err_set(err, st, "out of memory while cutting text") : st;
+            return st == BT_ERR_NOMEM ? bt_err_set(err, st, "out of memory while cutting text")
+                                      : st;
         }
         swap_lists(a, b);
         if (pre[i].kind != BT_TOK_SPLIT) {

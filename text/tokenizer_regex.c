@@ -1,6 +1,6 @@
-/* Patterns of tokenizer files. Their regexes are written for Oniguruma with Ruby rules; this translates what differs
- * (classes \s \w \h, escapes \u \v, line anchors) to PCRE2 and refuses what PCRE2 would read otherwise. Owns all use of
- * PCRE2; knows nothing of what the matches are for. */
+/* Patterns of tokenizer files. Their regexes are written for Oniguruma with Ruby rules; this
+ * translates what differs (classes \s \w \h, escapes \u \v, line anchors) to PCRE2 and refuses what
+ * PCRE2 would read otherwise. Owns all use of PCRE2; knows nothing of what the matches are for. */
 
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include "text/tokenizer_int.h"
@@ -10,17 +10,22 @@
 #include "base/mem.h"
 #include "base/utf8.h"
 
-#define PATTERN_BYTES_MAX 65536
+#define PATTERN_BYTES_MAX   65536
 #define JIT_STACK_BYTES_MAX (64 << 20)
-#define MATCH_LIMIT 50000000
+#define MATCH_LIMIT         50000000
 
 /* White_Space; PCRE2's \s also takes U+180E. */
-#define SPACE_SET "\\x09-\\x0d\\x20\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"
+#define SPACE_SET                                                                                  \
+    "\\x09-\\x0d\\x20\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{"    \
+    "205f}\\x{3000}"
 #define WORD_SET "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}"
-/* Outside brackets Oniguruma takes its word characters below U+0100 from another table, which has the Latin-1 numbers. */
+/* Outside brackets Oniguruma takes its word characters below U+0100 from another table, which has
+ * the Latin-1 numbers. */
 #define WORD_ALONE WORD_SET "\\x{b2}\\x{b3}\\x{b9}\\x{bc}-\\x{be}"
-#define WORD_EDGE    "(?:(?<=[" WORD_ALONE "])(?![" WORD_ALONE "])|(?<![" WORD_ALONE "])(?=[" WORD_ALONE "]))"
-#define NO_WORD_EDGE "(?:(?<=[" WORD_ALONE "])(?=[" WORD_ALONE "])|(?<![" WORD_ALONE "])(?![" WORD_ALONE "]))"
+#define WORD_EDGE                                                                                  \
+    "(?:(?<=[" WORD_ALONE "])(?![" WORD_ALONE "])|(?<![" WORD_ALONE "])(?=[" WORD_ALONE "]))"
+#define NO_WORD_EDGE                                                                               \
+    "(?:(?<=[" WORD_ALONE "])(?=[" WORD_ALONE "])|(?<![" WORD_ALONE "])(?![" WORD_ALONE "]))"
 #define HEX_SET "0-9a-fA-F"
 
 struct bt_tok_pattern {
@@ -42,7 +47,8 @@ struct translator {
 
 static enum bt_status refuse(struct translator *tr, const char *what)
 {
-    return bt_err_set(tr->err, BT_ERR_UNSUPPORTED, "regex offset %zu: %s is not supported", tr->i, what);
+    return bt_err_set(tr->err, BT_ERR_UNSUPPORTED, "regex offset %zu: %s is not supported", tr->i,
+                      what);
 }
 
 /* \s \w \h and their negations, in brackets or alone. */
@@ -52,7 +58,10 @@ static enum bt_status class_escape(struct translator *tr, char c)
     char kind = (char)(c | 0x20);
 
     if (!tr->in_class) {
-        bt_buf_addf(&tr->out, negated ? "[^%s]" : "[%s]", kind == 's' ? SPACE_SET : kind == 'w' ? WORD_ALONE : HEX_SET);
+        bt_buf_addf(&tr->out, negated ? "[^%s]" : "[%s]",
+                    kind == 's'   ? SPACE_SET
+                    : kind == 'w' ? WORD_ALONE
+                                  : HEX_SET);
     } else if (c == 'S') {
         bt_buf_adds(&tr->out, "\\S\\x{180e}");
     } else if (negated) {
@@ -108,7 +117,8 @@ static enum bt_status escape(struct translator *tr)
         bt_buf_add(&tr->out, tr->s + tr->i, 2);
     }
     tr->i += 2;
-    if ((c == 'p' || c == 'P' || c == 'x') && tr->i < tr->len && tr->s[tr->i] == '{') { /* its braces are no interval */
+    if ((c == 'p' || c == 'P' || c == 'x') && tr->i < tr->len &&
+        tr->s[tr->i] == '{') { /* its braces are no interval */
         const char *close = memchr(tr->s + tr->i, '}', tr->len - tr->i);
         size_t n = close == NULL ? 1 : (size_t)(close + 1 - (tr->s + tr->i));
         bt_buf_add(&tr->out, tr->s + tr->i, n);
@@ -121,8 +131,9 @@ static enum bt_status escape(struct translator *tr)
 static enum bt_status posix_class(struct translator *tr)
 {
     static const char *const map[][2] = {
-        {"[:alpha:]", "\\p{Alphabetic}"}, {"[:alnum:]", "\\p{Alphabetic}\\p{Nd}"}, {"[:digit:]", "\\p{Nd}"},
-        {"[:space:]", SPACE_SET},         {"[:punct:]", "\\p{P}\\p{S}"},           {"[:word:]", WORD_SET},
+        {"[:alpha:]", "\\p{Alphabetic}"}, {"[:alnum:]", "\\p{Alphabetic}\\p{Nd}"},
+        {"[:digit:]", "\\p{Nd}"},         {"[:space:]", SPACE_SET},
+        {"[:punct:]", "\\p{P}\\p{S}"},    {"[:word:]", WORD_SET},
         {"[:upper:]", "\\p{Uppercase}"},  {"[:lower:]", "\\p{Lowercase}"},
     };
 
@@ -215,7 +226,8 @@ static enum bt_status translate(struct translator *tr)
 
 /* ---- compiling ---- */
 
-static enum bt_status compile(const char *re, size_t len, struct bt_tok_pattern **out, struct bt_err *err)
+static enum bt_status compile(const char *re, size_t len, struct bt_tok_pattern **out,
+                              struct bt_err *err)
 {
     struct bt_tok_pattern *p = bt_calloc(1, sizeof(*p));
     pcre2_compile_context *cc = pcre2_compile_context_create(NULL);
@@ -228,14 +240,16 @@ static enum bt_status compile(const char *re, size_t len, struct bt_tok_pattern 
         return bt_err_set(err, BT_ERR_NOMEM, "out of memory");
     }
     (void)pcre2_set_newline(cc, PCRE2_NEWLINE_LF); /* a legal constant cannot fail */
-    p->code = pcre2_compile((PCRE2_SPTR)re, len, PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C, &code,
-                            &at, cc);
+    p->code = pcre2_compile((PCRE2_SPTR)re, len,
+                            PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C,
+                            &code, &at, cc);
     pcre2_compile_context_free(cc);
     p->limits = pcre2_match_context_create(NULL);
     if (p->code == NULL || p->limits == NULL) {
         PCRE2_UCHAR text[128] = "out of memory";
         if (p->code == NULL) {
-            (void)pcre2_get_error_message(code, text, sizeof(text)); /* an unknown code leaves text usable */
+            (void)pcre2_get_error_message(code, text,
+                                          sizeof(text)); /* an unknown code leaves text usable */
         }
         bt_tok_pattern_destroy(p);
         return bt_err_set(err, BT_ERR_INVALID, "regex: %s", (const char *)text);
@@ -246,12 +260,14 @@ static enum bt_status compile(const char *re, size_t len, struct bt_tok_pattern 
     return BT_OK;
 }
 
-enum bt_status bt_tok_pattern_regex(const char *re, size_t len, struct bt_tok_pattern **out, struct bt_err *err)
+enum bt_status bt_tok_pattern_regex(const char *re, size_t len, struct bt_tok_pattern **out,
+                                    struct bt_err *err)
 {
     struct translator tr = {.s = re, .len = len, .err = err};
 
     if (len > PATTERN_BYTES_MAX) {
-        return bt_err_set(err, BT_ERR_INVALID, "regex of %zu bytes, the limit is %d", len, PATTERN_BYTES_MAX);
+        return bt_err_set(err, BT_ERR_INVALID, "regex of %zu bytes, the limit is %d", len,
+                          PATTERN_BYTES_MAX);
     }
     enum bt_status st = translate(&tr);
     if (st == BT_OK) {
@@ -266,7 +282,8 @@ enum bt_status bt_tok_pattern_pcre(const char *re, struct bt_tok_pattern **out, 
     return compile(re, strlen(re), out, err);
 }
 
-enum bt_status bt_tok_pattern_literal(const char *s, size_t len, struct bt_tok_pattern **out, struct bt_err *err)
+enum bt_status bt_tok_pattern_literal(const char *s, size_t len, struct bt_tok_pattern **out,
+                                      struct bt_err *err)
 {
     struct bt_tok_pattern *p = bt_calloc(1, sizeof(*p));
 
@@ -334,7 +351,8 @@ static int match_big_stack(const struct bt_tok_matches *m)
 
     if (mc != NULL && js != NULL) {
         pcre2_jit_stack_assign(mc, NULL, js);
-        rc = pcre2_match(m->p->code, (PCRE2_SPTR)m->s, m->len, m->from, PCRE2_NO_UTF_CHECK, m->data, mc);
+        rc = pcre2_match(m->p->code, (PCRE2_SPTR)m->s, m->len, m->from, PCRE2_NO_UTF_CHECK, m->data,
+                         mc);
     }
     pcre2_jit_stack_free(js);
     pcre2_match_context_free(mc);
@@ -347,7 +365,8 @@ int bt_tok_matches_next(struct bt_tok_matches *m, size_t *start, size_t *end)
         return literal_next(m, start, end);
     }
     while (m->from <= m->len) {
-        int rc = pcre2_match(m->p->code, (PCRE2_SPTR)m->s, m->len, m->from, PCRE2_NO_UTF_CHECK, m->data, m->p->limits);
+        int rc = pcre2_match(m->p->code, (PCRE2_SPTR)m->s, m->len, m->from, PCRE2_NO_UTF_CHECK,
+                             m->data, m->p->limits);
         if (rc == PCRE2_ERROR_JIT_STACKLIMIT) {
             rc = match_big_stack(m);
         }
@@ -358,8 +377,9 @@ int bt_tok_matches_next(struct bt_tok_matches *m, size_t *start, size_t *end)
             return -1;
         }
         const PCRE2_SIZE *ov = pcre2_get_ovector_pointer(m->data);
-        size_t s = ov[0], e = ov[1] < ov[0] ? ov[0] : ov[1]; /* \K can put the start behind the end */
-        bool again = s == e && s == m->last_end;             /* an empty match at the end of the last one */
+        size_t s = ov[0],
+               e = ov[1] < ov[0] ? ov[0] : ov[1]; /* \K can put the start behind the end */
+        bool again = s == e && s == m->last_end;  /* an empty match at the end of the last one */
         m->from = e;
         if (s == e) {
             uint32_t cp;

@@ -1,5 +1,6 @@
-/* Normalizers and pre-tokenizers of a tokenizer.json, and what all readers of components share. Each is taken exactly
- * or refused with its JSON path; unknown extra keys are passed over as the reference does. */
+/* Normalizers and pre-tokenizers of a tokenizer.json, and what all readers of components share.
+ * Each is taken exactly or refused with its JSON path; unknown extra keys are passed over as the
+ * reference does. */
 
 #include "text/tokenizer_int.h"
 
@@ -14,7 +15,8 @@ enum bt_status bt_tok_json_nomem(struct bt_err *err)
     return bt_err_set(err, BT_ERR_NOMEM, "out of memory");
 }
 
-enum bt_status bt_tok_json_bad(struct bt_err *err, const char *path, const char *key, const char *want)
+enum bt_status bt_tok_json_bad(struct bt_err *err, const char *path, const char *key,
+                               const char *want)
 {
     return bt_err_set(err, BT_ERR_INVALID, "%s.%s: %s expected", path, key, want);
 }
@@ -25,7 +27,8 @@ bool bt_tok_json_absent(const struct bt_tape_node *n)
 }
 
 /* The component's type; "" and an error when it has none. */
-enum bt_status bt_tok_json_type(const struct bt_tape_node *node, const char *path, const char **type, struct bt_err *err)
+enum bt_status bt_tok_json_type(const struct bt_tape_node *node, const char *path,
+                                const char **type, struct bt_err *err)
 {
     const struct bt_tape_node *v = bt_tape_get(node, "type");
 
@@ -36,8 +39,8 @@ enum bt_status bt_tok_json_type(const struct bt_tape_node *node, const char *pat
     return BT_OK;
 }
 
-static enum bt_status get_bool(const struct bt_tape_node *node, const char *path, const char *key, bool dflt, bool *out,
-                               struct bt_err *err)
+static enum bt_status get_bool(const struct bt_tape_node *node, const char *path, const char *key,
+                               bool dflt, bool *out, struct bt_err *err)
 {
     const struct bt_tape_node *v = bt_tape_get(node, key);
 
@@ -49,7 +52,7 @@ static enum bt_status get_bool(const struct bt_tape_node *node, const char *path
 }
 
 enum bt_status bt_tok_json_str(const struct bt_tape_node *node, const char *path, const char *key,
-                              const struct bt_tape_node **out, struct bt_err *err)
+                               const struct bt_tape_node **out, struct bt_err *err)
 {
     *out = bt_tape_get(node, key);
     return bt_tape_is(*out, BT_TAPE_STRING) ? BT_OK : bt_tok_json_bad(err, path, key, "a string");
@@ -61,8 +64,8 @@ enum bt_status bt_tok_json_unsupported(struct bt_err *err, const char *path, con
 }
 
 /* {"String": …} or {"Regex": …} */
-static enum bt_status get_pattern(const struct bt_tape_node *node, const char *path, struct bt_tok_pattern **out,
-                                  struct bt_err *err)
+static enum bt_status get_pattern(const struct bt_tape_node *node, const char *path,
+                                  struct bt_tok_pattern **out, struct bt_err *err)
 {
     const struct bt_tape_node *v = bt_tape_get(node, "pattern");
     const struct bt_tape_node *str = bt_tape_get(v, "String"), *re = bt_tape_get(v, "Regex");
@@ -81,8 +84,9 @@ static enum bt_status get_pattern(const struct bt_tape_node *node, const char *p
     return st;
 }
 
-enum bt_status bt_tok_json_each(struct bt_tokenizer *t, const struct bt_tape_node *node, const char *path, const char *key,
-                                unsigned depth, bt_tok_json_fn *read, struct bt_err *err)
+enum bt_status bt_tok_json_each(struct bt_tokenizer *t, const struct bt_tape_node *node,
+                                const char *path, const char *key, unsigned depth,
+                                bt_tok_json_fn *read, struct bt_err *err)
 {
     const struct bt_tape_node *list = bt_tape_get(node, key);
     enum bt_status st = BT_OK;
@@ -96,7 +100,8 @@ enum bt_status bt_tok_json_each(struct bt_tokenizer *t, const struct bt_tape_nod
     const struct bt_tape_node *v = list + 1;
     for (uint32_t i = 0; i < list->len && st == BT_OK; i++, v += v->span) {
         char sub[BT_TOK_PATH_BYTES];
-        (void)snprintf(sub, sizeof(sub), "%s.%s[%u]", path, key, i); /* a cut path is still a path */
+        (void)snprintf(sub, sizeof(sub), "%s.%s[%u]", path, key,
+                       i); /* a cut path is still a path */
         st = read(t, v, sub, depth + 1, err);
     }
     return st;
@@ -104,7 +109,8 @@ enum bt_status bt_tok_json_each(struct bt_tokenizer *t, const struct bt_tape_nod
 
 /* ---- normalizers ---- */
 
-static enum bt_status set_content(struct bt_tok_norm *n, const struct bt_tape_node *v, struct bt_err *err)
+static enum bt_status set_content(struct bt_tok_norm *n, const struct bt_tape_node *v,
+                                  struct bt_err *err)
 {
     n->content = bt_alloc(v->len + 1);
     if (n->content == NULL) {
@@ -115,8 +121,8 @@ static enum bt_status set_content(struct bt_tok_norm *n, const struct bt_tape_no
     return BT_OK;
 }
 
-enum bt_status bt_tok_json_replace(const struct bt_tape_node *node, const char *path, struct bt_tok_norm *n,
-                                   struct bt_err *err)
+enum bt_status bt_tok_json_replace(const struct bt_tape_node *node, const char *path,
+                                   struct bt_tok_norm *n, struct bt_err *err)
 {
     const struct bt_tape_node *v;
     enum bt_status st = bt_tok_json_str(node, path, "content", &v, err);
@@ -133,15 +139,19 @@ enum bt_status bt_tok_json_replace(const struct bt_tape_node *node, const char *
     return st;
 }
 
-static enum bt_status read_norm(struct bt_tokenizer *t, const struct bt_tape_node *node, const char *path, unsigned depth,
-                                struct bt_err *err)
+static enum bt_status read_norm(struct bt_tokenizer *t, const struct bt_tape_node *node,
+                                const char *path, unsigned depth, struct bt_err *err)
 {
     static const struct {
         const char *name;
         enum bt_tok_norm_kind kind;
     } simple[] = {
-        {"NFC", BT_TOK_NFC},   {"NFD", BT_TOK_NFD},     {"NFKC", BT_TOK_NFKC},
-        {"NFKD", BT_TOK_NFKD}, {"Lowercase", BT_TOK_LOWERCASE}, {"StripAccents", BT_TOK_STRIP_ACCENTS},
+        {"NFC", BT_TOK_NFC},
+        {"NFD", BT_TOK_NFD},
+        {"NFKC", BT_TOK_NFKC},
+        {"NFKD", BT_TOK_NFKD},
+        {"Lowercase", BT_TOK_LOWERCASE},
+        {"StripAccents", BT_TOK_STRIP_ACCENTS},
     };
     const char *type = "";
     enum bt_status st = bt_tok_json_type(node, path, &type, err);
@@ -178,18 +188,20 @@ static enum bt_status read_norm(struct bt_tokenizer *t, const struct bt_tape_nod
     return bt_tok_json_unsupported(err, path, type);
 }
 
-enum bt_status bt_tok_read_normalizer(struct bt_tokenizer *t, const struct bt_tape_node *node, const char *path,
-                                      struct bt_err *err)
+enum bt_status bt_tok_read_normalizer(struct bt_tokenizer *t, const struct bt_tape_node *node,
+                                      const char *path, struct bt_err *err)
 {
     return bt_tok_json_absent(node) ? BT_OK : read_norm(t, node, path, 0, err);
 }
 
 /* ---- pre-tokenizers ---- */
 
-static enum bt_status read_behavior(const struct bt_tape_node *node, const char *path, enum bt_tok_behavior dflt,
-                                    enum bt_tok_behavior *out, struct bt_err *err)
+static enum bt_status read_behavior(const struct bt_tape_node *node, const char *path,
+                                    enum bt_tok_behavior dflt, enum bt_tok_behavior *out,
+                                    struct bt_err *err)
 {
-    static const char *const names[] = {"Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous"};
+    static const char *const names[] = {"Removed", "Isolated", "MergedWithPrevious",
+                                        "MergedWithNext", "Contiguous"};
     const struct bt_tape_node *v = bt_tape_get(node, "behavior");
 
     *out = dflt;
@@ -205,8 +217,8 @@ static enum bt_status read_behavior(const struct bt_tape_node *node, const char 
     return bt_tok_json_bad(err, path, "behavior", "a known behavior");
 }
 
-static enum bt_status read_split(struct bt_tokenizer *t, const struct bt_tape_node *node, const char *path,
-                                 struct bt_err *err)
+static enum bt_status read_split(struct bt_tokenizer *t, const struct bt_tape_node *node,
+                                 const char *path, struct bt_err *err)
 {
     struct bt_tok_pre *p = bt_tok_build_pre(t);
     enum bt_status st;
@@ -222,8 +234,8 @@ static enum bt_status read_split(struct bt_tokenizer *t, const struct bt_tape_no
     return st != BT_OK ? st : get_bool(node, path, "invert", false, &p->invert, err);
 }
 
-static enum bt_status read_byte_level(struct bt_tokenizer *t, const struct bt_tape_node *node, const char *path,
-                                      struct bt_err *err)
+static enum bt_status read_byte_level(struct bt_tokenizer *t, const struct bt_tape_node *node,
+                                      const char *path, struct bt_err *err)
 {
     bool prefix = true, split = true;
     enum bt_status st = get_bool(node, path, "add_prefix_space", true, &prefix, err);
@@ -235,7 +247,8 @@ static enum bt_status read_byte_level(struct bt_tokenizer *t, const struct bt_ta
 }
 
 /* replacement and prepend_scheme, the latter also by its older name */
-enum bt_status bt_tok_json_meta(const struct bt_tape_node *node, const char *path, const struct bt_tape_node **replacement,
+enum bt_status bt_tok_json_meta(const struct bt_tape_node *node, const char *path,
+                                const struct bt_tape_node **replacement,
                                 enum bt_tok_prepend *prepend, struct bt_err *err)
 {
     const struct bt_tape_node *scheme = bt_tape_get(node, "prepend_scheme");
@@ -264,8 +277,8 @@ enum bt_status bt_tok_json_meta(const struct bt_tape_node *node, const char *pat
     return BT_OK;
 }
 
-static enum bt_status read_metaspace(struct bt_tokenizer *t, const struct bt_tape_node *node, const char *path,
-                                     struct bt_err *err)
+static enum bt_status read_metaspace(struct bt_tokenizer *t, const struct bt_tape_node *node,
+                                     const char *path, struct bt_err *err)
 {
     const struct bt_tape_node *rep = NULL;
     enum bt_tok_prepend prepend = BT_TOK_PREPEND_ALWAYS;
@@ -297,7 +310,8 @@ static enum bt_status read_metaspace(struct bt_tokenizer *t, const struct bt_tap
     return BT_OK;
 }
 
-static enum bt_status add_class(struct bt_tokenizer *t, const char *pcre, enum bt_tok_behavior behavior, struct bt_err *err)
+static enum bt_status add_class(struct bt_tokenizer *t, const char *pcre,
+                                enum bt_tok_behavior behavior, struct bt_err *err)
 {
     struct bt_tok_pre *p = bt_tok_build_pre(t);
 
@@ -309,11 +323,13 @@ static enum bt_status add_class(struct bt_tokenizer *t, const char *pcre, enum b
     return bt_tok_pattern_pcre(pcre, &p->pattern, err);
 }
 
-#define WHITE "\\x09-\\x0d\\x20\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"
+#define WHITE                                                                                      \
+    "\\x09-\\x0d\\x20\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{"    \
+    "205f}\\x{3000}"
 #define WORD "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\x{200c}\\x{200d}"
 
-static enum bt_status read_class(struct bt_tokenizer *t, const struct bt_tape_node *node, const char *path, const char *type,
-                                 struct bt_err *err)
+static enum bt_status read_class(struct bt_tokenizer *t, const struct bt_tape_node *node,
+                                 const char *path, const char *type, struct bt_err *err)
 {
     enum bt_tok_behavior behavior = BT_TOK_ISOLATED;
     enum bt_status st;
@@ -321,7 +337,9 @@ static enum bt_status read_class(struct bt_tokenizer *t, const struct bt_tape_no
 
     if (strcmp(type, "Digits") == 0) {
         st = get_bool(node, path, "individual_digits", false, &individual, err);
-        return st != BT_OK ? st : add_class(t, "\\p{N}", individual ? BT_TOK_ISOLATED : BT_TOK_CONTIGUOUS, err);
+        return st != BT_OK
+                   ? st
+                   : add_class(t, "\\p{N}", individual ? BT_TOK_ISOLATED : BT_TOK_CONTIGUOUS, err);
     }
     if (strcmp(type, "Punctuation") == 0) {
         st = read_behavior(node, path, BT_TOK_ISOLATED, &behavior, err);
@@ -340,8 +358,8 @@ static enum bt_status read_class(struct bt_tokenizer *t, const struct bt_tape_no
     return bt_tok_json_unsupported(err, path, type);
 }
 
-static enum bt_status read_delimiter(struct bt_tokenizer *t, const struct bt_tape_node *node, const char *path,
-                                     struct bt_err *err)
+static enum bt_status read_delimiter(struct bt_tokenizer *t, const struct bt_tape_node *node,
+                                     const char *path, struct bt_err *err)
 {
     const struct bt_tape_node *v;
     enum bt_status st = bt_tok_json_str(node, path, "delimiter", &v, err);
@@ -358,8 +376,8 @@ static enum bt_status read_delimiter(struct bt_tokenizer *t, const struct bt_tap
     return bt_tok_pattern_literal(v->s, v->len, &p->pattern, err);
 }
 
-static enum bt_status read_pre(struct bt_tokenizer *t, const struct bt_tape_node *node, const char *path, unsigned depth,
-                               struct bt_err *err)
+static enum bt_status read_pre(struct bt_tokenizer *t, const struct bt_tape_node *node,
+                               const char *path, unsigned depth, struct bt_err *err)
 {
     const char *type = "";
     enum bt_status st = bt_tok_json_type(node, path, &type, err);
@@ -385,8 +403,8 @@ static enum bt_status read_pre(struct bt_tokenizer *t, const struct bt_tape_node
     return read_class(t, node, path, type, err);
 }
 
-enum bt_status bt_tok_read_pre_tokenizer(struct bt_tokenizer *t, const struct bt_tape_node *node, const char *path,
-                                         struct bt_err *err)
+enum bt_status bt_tok_read_pre_tokenizer(struct bt_tokenizer *t, const struct bt_tape_node *node,
+                                         const char *path, struct bt_err *err)
 {
     return bt_tok_json_absent(node) ? BT_OK : read_pre(t, node, path, 0, err);
 }

@@ -1,5 +1,6 @@
-/* Any bytes as a text for three tokenizers: not UTF-8 is refused; of the others the decoded ids are the text where the
- * tokenizer changes nothing. The same bytes, as ids, go through the streaming detokenizer and stop strings. */
+/* Any bytes as a text for three tokenizers: not UTF-8 is refused; of the others the decoded ids are
+ * the text where the tokenizer changes nothing. The same bytes, as ids, go through the streaming
+ * detokenizer and stop strings. */
 
 #include <stdint.h>
 #include <stdio.h>
@@ -41,7 +42,8 @@ static void stream(const struct bt_tokenizer *t, const uint8_t *data, size_t n)
         need(bt_stop_feed(&stop, piece.data, piece.len, &shown) == BT_OK, "feed");
     }
     need(bt_stop_finish(&stop, &shown) == BT_OK, "finish");
-    need(shown.len <= all.len && (shown.len == 0 || memcmp(shown.data, all.data, shown.len) == 0), "shown text");
+    need(shown.len <= all.len && (shown.len == 0 || memcmp(shown.data, all.data, shown.len) == 0),
+         "shown text");
     bt_stop_set_destroy(set);
     bt_buf_fini(&piece);
     bt_buf_fini(&all);
@@ -50,7 +52,8 @@ static void stream(const struct bt_tokenizer *t, const uint8_t *data, size_t n)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 {
-    static const char *const files[] = {"bytes", "spm", "odd"}; /* the first two give the text back */
+    static const char *const files[] = {"bytes", "spm",
+                                        "odd"}; /* the first two give the text back */
     static struct bt_tokenizer *toks[3];
     const char *s = (const char *)data;
     bool valid = bt_utf8_valid(s, n, NULL);
@@ -63,9 +66,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
         need(toks[i] != NULL || bt_tokenizer_load(path, &toks[i], NULL) == BT_OK, path);
         need((bt_tokenizer_encode(toks[i], s, n, 0, &ids, NULL) == BT_OK) == valid, "encode");
         need(bt_tokenizer_decode(toks[i], ids.v, ids.len, 0, &out, NULL) == BT_OK, "decode");
-        bool mark = memmem(s, n, "\xe2\x96\x81", 3) != NULL;  /* SentencePiece reads it as a space */
-        bool added = memchr(s, '<', n) != NULL;               /* added tokens may take spaces with them */
-        need(!valid || i == 2 || (i == 1 && mark) || added || (out.len == n && (n == 0 || memcmp(out.data, s, n) == 0)),
+        bool mark = memmem(s, n, "\xe2\x96\x81", 3) != NULL; /* SentencePiece reads it as a space */
+        bool added = memchr(s, '<', n) != NULL; /* added tokens may take spaces with them */
+        need(!valid || i == 2 || (i == 1 && mark) || added ||
+                 (out.len == n && (n == 0 || memcmp(out.data, s, n) == 0)),
              "round trip");
         stream(toks[i], data, n);
         bt_ids_fini(&ids);

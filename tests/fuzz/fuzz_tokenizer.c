@@ -8,7 +8,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 {
-    static const char text[] = " The 2nd  caf\xc3\xa9 e\xcc\x81\xcc\xa3 <s>x</s>\n\n\xe2\x96\x81<0x0A> don't _w\xf0\x9f\x98\x80\0 abab";
+    static const char text[] = " The 2nd  caf\xc3\xa9 e\xcc\x81\xcc\xa3 "
+                               "<s>x</s>\n\n\xe2\x96\x81<0x0A> don't _w\xf0\x9f\x98\x80\0 abab";
     struct bt_tokenizer *t = NULL;
     struct bt_ids ids = {0};
     struct bt_buf out = {0};

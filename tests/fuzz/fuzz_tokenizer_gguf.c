@@ -1,4 +1,5 @@
-/* Any bytes as a GGUF file with a tokenizer in it: refused, or a tokenizer that takes a nasty text. */
+/* Any bytes as a GGUF file with a tokenizer in it: refused, or a tokenizer that takes a nasty text.
+ */
 
 #include "files/gguf.h"
 #include "tests/fuzz/fuzz_file.h"

@@ -8,7 +8,8 @@
 
 static void values(void)
 {
-    static const char text[] = " {\"a\": [1, -2.5e+3, true, false, null], \"k\\u0000y\": {\"x\": \"\\ud83d\\ude00\\n\\\"\\/\\u00e9\"},"
+    static const char text[] = " {\"a\": [1, -2.5e+3, true, false, null], \"k\\u0000y\": {\"x\": "
+                               "\"\\ud83d\\ude00\\n\\\"\\/\\u00e9\"},"
                                "\"empty\": {}, \"list\": [[], [[]]], \"nul\": \"a\\u0000b\"} ";
     struct bt_tape *t = NULL;
     uint32_t u;
@@ -25,7 +26,8 @@ static void values(void)
     CHECK(bt_tape_str_eq(x, "\xf0\x9f\x98\x80\n\"/\xc3\xa9"));
     CHECK(bt_tape_get(root, "empty")->len == 0 && bt_tape_get(root, "list")->span == 4);
     CHECK(bt_tape_get(root, "nul")->len == 3);
-    CHECK(bt_tape_get(root, "none") == NULL && bt_tape_get(a, "a") == NULL && bt_tape_get(NULL, "a") == NULL);
+    CHECK(bt_tape_get(root, "none") == NULL && bt_tape_get(a, "a") == NULL &&
+          bt_tape_get(NULL, "a") == NULL);
     bt_tape_destroy(t);
     CHECK_EQ(bt_tape_parse("t", "4294967295", 10, &t, NULL), BT_OK);
     CHECK(bt_tape_u32(bt_tape_root(t), &u) && u == UINT32_MAX);
@@ -41,12 +43,29 @@ static void refused(void)
     static const struct {
         const char *text, *want;
     } c[] = {
-        {"", "byte 0"},         {" [1,]", "byte 4"},       {"[1 2]", "byte 3"},          {"{\"a\" 1}", "byte 5"},
-        {"{1:2}", "byte 1"},    {"[01]", "byte 3"},        {"[-]", "byte 2"},            {"[1.]", "byte 3"},
-        {"[1e]", "byte 3"},     {"nul", "byte 0"},         {"[1]x", "byte 3"},           {"\"a", "byte 2"},
-        {"\"\\x\"", "byte 2"},  {"\"\\ud800\"", "byte 7"}, {"\"\\udc00\"", "byte 7"},    {"\"\\ud800\\u0041\"", "byte 13"},
-        {"\"\\u00g0\"", "hex"}, {"\"\n\"", "byte 1"},      {"\"\xff\"", "byte 1"},       {"[", "byte 1"},
-        {"{\"a\":", "byte 5"},  {"[}", "byte 1"},          {"{\"a\":1,}", "key expected"},
+        {"", "byte 0"},
+        {" [1,]", "byte 4"},
+        {"[1 2]", "byte 3"},
+        {"{\"a\" 1}", "byte 5"},
+        {"{1:2}", "byte 1"},
+        {"[01]", "byte 3"},
+        {"[-]", "byte 2"},
+        {"[1.]", "byte 3"},
+        {"[1e]", "byte 3"},
+        {"nul", "byte 0"},
+        {"[1]x", "byte 3"},
+        {"\"a", "byte 2"},
+        {"\"\\x\"", "byte 2"},
+        {"\"\\ud800\"", "byte 7"},
+        {"\"\\udc00\"", "byte 7"},
+        {"\"\\ud800\\u0041\"", "byte 13"},
+        {"\"\\u00g0\"", "hex"},
+        {"\"\n\"", "byte 1"},
+        {"\"\xff\"", "byte 1"},
+        {"[", "byte 1"},
+        {"{\"a\":", "byte 5"},
+        {"[}", "byte 1"},
+        {"{\"a\":1,}", "key expected"},
     };
 
     for (size_t i = 0; i < sizeof(c) / sizeof(c[0]); i++) {

@@ -58,9 +58,10 @@ static void cases(void)
     check((const char *[]){"\n\n"}, 1, "one\ntwo\n\nthree", "one\ntwo", 0);
     check((const char *[]){"aab"}, 1, "aaaaaab", "aaaa", 0);
     check((const char *[]){"abcabd"}, 1, "abcabcabd!", "abc", 0);
-    check((const char *[]){"b", "abc"}, 2, "xabc", "xa", 0);          /* the one that ends first */
-    check((const char *[]){"bc", "abc"}, 2, "xabc", "x", 1);          /* of those that end together the longest */
-    check((const char *[]){"abcdX", "cd"}, 2, "zabcdX", "zab", 1);    /* inside the start of another */
+    check((const char *[]){"b", "abc"}, 2, "xabc", "xa", 0); /* the one that ends first */
+    check((const char *[]){"bc", "abc"}, 2, "xabc", "x",
+          1); /* of those that end together the longest */
+    check((const char *[]){"abcdX", "cd"}, 2, "zabcdX", "zab", 1); /* inside the start of another */
     check((const char *[]){"a"}, 1, "a", "", 0);
     check((const char *[]){"\xc3\xa9"}, 1, "caf\xc3\xa9!", "caf", 0);
 }
@@ -171,7 +172,8 @@ static void memory(void)
     for (uint64_t nth = 0; fired; nth++) {
         struct bt_stop_set *s = NULL;
         bt_test_fail_alloc(nth);
-        enum bt_status st = bt_stop_set_create((const char *[]){"one", "two"}, (size_t[]){3, 3}, 2, &s, NULL);
+        enum bt_status st =
+            bt_stop_set_create((const char *[]){"one", "two"}, (size_t[]){3, 3}, 2, &s, NULL);
         fired = bt_test_fail_alloc_off();
         CHECK_EQ(st, fired ? BT_ERR_NOMEM : BT_OK);
         bt_stop_set_destroy(s);

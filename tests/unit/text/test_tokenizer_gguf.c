@@ -1,5 +1,5 @@
-/* Tokenizers from GGUF metadata: made from the repository's tokenizer.json fixtures, they must give the same ids. The
- * byte-level one goes through a real file. */
+/* Tokenizers from GGUF metadata: made from the repository's tokenizer.json fixtures, they must give
+ * the same ids. The byte-level one goes through a real file. */
 
 #include <stdlib.h>
 #include "files/gguf.h"
@@ -8,7 +8,7 @@
 #include "tests/unit/text/tok_reference.h"
 
 #define GOLDEN "tests/golden/tokenizers/"
-#define N_MAX 2048
+#define N_MAX  2048
 
 struct vocab {
     struct bt_tape *tape;
@@ -33,7 +33,8 @@ static void read_vocab(const char *path, struct vocab *v)
     for (uint32_t i = 0; i < vocab->len; i++, key += 2) {
         CHECK(bt_tape_u32(key + 1, &id) && id < N_MAX);
         v->tokens[id] = (struct bt_tok_str){key->s, key->len};
-        v->types[id] = key->len == 6 && memcmp(key->s, "<0x", 3) == 0 ? BT_TOK_GGUF_BYTE : BT_TOK_GGUF_NORMAL;
+        v->types[id] =
+            key->len == 6 && memcmp(key->s, "<0x", 3) == 0 ? BT_TOK_GGUF_BYTE : BT_TOK_GGUF_NORMAL;
         v->scores[id] = -(float)id;
     }
     v->n = vocab->len;
@@ -41,7 +42,8 @@ static void read_vocab(const char *path, struct vocab *v)
         const struct bt_tape_node *content = bt_tape_get(a, "content");
         CHECK(bt_tape_u32(bt_tape_get(a, "id"), &id) && id < N_MAX);
         v->tokens[id] = (struct bt_tok_str){content->s, content->len};
-        v->types[id] = bt_tape_is(bt_tape_get(a, "special"), BT_TAPE_TRUE) ? BT_TOK_GGUF_CONTROL : BT_TOK_GGUF_USER;
+        v->types[id] = bt_tape_is(bt_tape_get(a, "special"), BT_TAPE_TRUE) ? BT_TOK_GGUF_CONTROL
+                                                                           : BT_TOK_GGUF_USER;
         v->n = id + 1 > v->n ? id + 1 : v->n;
     }
     for (uint32_t i = 0; i < merges->len && m->type == BT_TAPE_ARRAY; i++, m += m->span) {
@@ -127,10 +129,12 @@ static enum bt_status open_gguf(const char *path, struct bt_tokenizer **out, str
     return st;
 }
 
-/* GGUF has no flags for added tokens (spaces around, single words): texts with those are left out. */
+/* GGUF has no flags for added tokens (spaces around, single words): texts with those are left out.
+ */
 static bool comparable(const char *s)
 {
-    return strstr(s, "<left>") == NULL && strstr(s, "<right>") == NULL && strstr(s, "<both>") == NULL && strstr(s, "word") == NULL;
+    return strstr(s, "<left>") == NULL && strstr(s, "<right>") == NULL &&
+           strstr(s, "<both>") == NULL && strstr(s, "word") == NULL;
 }
 
 static void byte_level(void)
@@ -174,12 +178,22 @@ static void by_scores(void)
     struct vocab *v = calloc(1, sizeof(*v));
     struct bt_tokenizer *t = NULL;
     struct bt_err err = {.status = BT_OK};
-    struct bt_tape *corpus = tok_ref_read(GOLDEN "corpus.json"), *ref = tok_ref_read(GOLDEN "spm.reference.json");
+    struct bt_tape *corpus = tok_ref_read(GOLDEN "corpus.json"),
+                   *ref = tok_ref_read(GOLDEN "spm.reference.json");
 
     read_vocab(GOLDEN "spm.tokenizer.json", v);
     v->types[0] = BT_TOK_GGUF_UNKNOWN;
-    struct bt_tok_gguf g = {.model = "llama", .tokens = v->tokens, .scores = v->scores, .types = v->types, .n_tokens = v->n,
-                            .bos = 1, .eos = 2, .unk = 0, .pad = BT_TOK_NONE, .add_bos = true, .add_space_prefix = true};
+    struct bt_tok_gguf g = {.model = "llama",
+                            .tokens = v->tokens,
+                            .scores = v->scores,
+                            .types = v->types,
+                            .n_tokens = v->n,
+                            .bos = 1,
+                            .eos = 2,
+                            .unk = 0,
+                            .pad = BT_TOK_NONE,
+                            .add_bos = true,
+                            .add_space_prefix = true};
     CHECK_EQ(bt_tokenizer_from_gguf("g", &g, &t, &err), BT_OK);
     CHECK(t != NULL);
     CHECK_EQ(tok_ref_check("spm by scores", t, ref, corpus), 0);

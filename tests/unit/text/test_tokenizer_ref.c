@@ -1,5 +1,6 @@
-/* Tokenizers against reference ids and texts made with the `tokenizers` package: the fixtures of the repository, and
- * real tokenizers where ../shared and the cache of tools/fetch_tokenizers.sh are there. */
+/* Tokenizers against reference ids and texts made with the `tokenizers` package: the fixtures of
+ * the repository, and real tokenizers where ../shared and the cache of tools/fetch_tokenizers.sh
+ * are there. */
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,7 +12,8 @@
 #define GOLDEN "tests/golden/tokenizers"
 #define SHARED "../shared/data"
 
-static void check(const char *label, const char *tokenizer, const char *ref_path, const struct bt_tape *corpus)
+static void check(const char *label, const char *tokenizer, const char *ref_path,
+                  const struct bt_tape *corpus)
 {
     struct bt_tokenizer *t = NULL;
     struct bt_err err = {.status = BT_OK};
@@ -47,8 +49,9 @@ static void golden(void)
 
 static void shared(void)
 {
-    static const char *const names[] = {"gpt2",   "mistral_v1", "deepseek_v3", "gemma3",      "gptoss",
-                                        "llama3", "llama3_1",   "qwen3",       "llama2_meta", "mistral_v3"};
+    static const char *const names[] = {"gpt2",        "mistral_v1", "deepseek_v3", "gemma3",
+                                        "gptoss",      "llama3",     "llama3_1",    "qwen3",
+                                        "llama2_meta", "mistral_v3"};
     const char *cache = getenv("BATON_TOKENIZER_CACHE");
     struct bt_tape *corpus = tok_ref_read(SHARED "/reference/tokenizers/corpus.json");
 
@@ -60,8 +63,8 @@ static void shared(void)
         char tok[512], ref[512];
         (void)snprintf(tok, sizeof(tok), SHARED "/tokenizers/%s/tokenizer.json", names[i]);
         if (access(tok, R_OK) != 0) {
-            (void)snprintf(tok, sizeof(tok), "%s/%s/tokenizer.json", cache == NULL ? "build/cache/tokenizers" : cache,
-                           names[i]);
+            (void)snprintf(tok, sizeof(tok), "%s/%s/tokenizer.json",
+                           cache == NULL ? "build/cache/tokenizers" : cache, names[i]);
         }
         if (access(tok, R_OK) != 0) {
             printf("skipped: %s is not there (tools/fetch_tokenizers.sh)\n", tok);
@@ -95,7 +98,8 @@ static bool is_text(const struct bt_buf *b, const struct bt_tape_node *want)
     return b->len == want->len && (b->len == 0 || memcmp(b->data, want->s, b->len) == 0);
 }
 
-/* A trained model's prompts and answers: BOS in front, the answer alone and as the continuation of its prompt. */
+/* A trained model's prompts and answers: BOS in front, the answer alone and as the continuation of
+ * its prompt. */
 static void stories(void)
 {
     struct bt_tape *ref = tok_ref_read(SHARED "/reference/stories260K.json");
@@ -115,7 +119,8 @@ static void stories(void)
         struct bt_buf out = {0};
         uint32_t n_out;
         load_ids(bt_tape_get(c, "prompt_ids"), &want);
-        CHECK_EQ(bt_tokenizer_encode(t, prompt->s, prompt->len, BT_TOK_ADD_SPECIAL, &got, &err), BT_OK);
+        CHECK_EQ(bt_tokenizer_encode(t, prompt->s, prompt->len, BT_TOK_ADD_SPECIAL, &got, &err),
+                 BT_OK);
         CHECK(same_ids(&got, &want));
         load_ids(bt_tape_get(c, "output_ids"), &want);
         n_out = bt_tape_u32(bt_tape_get(c, "stop_index"), &n_out) ? n_out : (uint32_t)want.len;
@@ -123,7 +128,9 @@ static void stories(void)
         CHECK(is_text(&out, bt_tape_get(c, "output_text")));
         bt_buf_clear(&out);
         bt_buf_add(&out, prompt->s, prompt->len);
-        CHECK_EQ(bt_tokenizer_decode(t, want.v, n_out, prompt->len > 0 ? BT_DETOK_CONTINUE : 0, &out, &err), BT_OK);
+        CHECK_EQ(bt_tokenizer_decode(t, want.v, n_out, prompt->len > 0 ? BT_DETOK_CONTINUE : 0,
+                                     &out, &err),
+                 BT_OK);
         CHECK(is_text(&out, bt_tape_get(c, "full_text")));
         bt_ids_fini(&want);
         bt_ids_fini(&got);
@@ -147,7 +154,8 @@ static void chats(void)
         char path[512];
         struct bt_tokenizer *t = NULL;
         const struct bt_tape_node *c = key + 2;
-        (void)snprintf(path, sizeof(path), "%s/%s/tokenizer.json", cache == NULL ? "build/cache/tokenizers" : cache, key->s);
+        (void)snprintf(path, sizeof(path), "%s/%s/tokenizer.json",
+                       cache == NULL ? "build/cache/tokenizers" : cache, key->s);
         if (access(path, R_OK) != 0 || bt_tokenizer_load(path, &t, NULL) != BT_OK) {
             continue;
         }
@@ -156,7 +164,9 @@ static void chats(void)
             struct bt_ids want = {0}, got = {0};
             if (bt_tape_is(text, BT_TAPE_STRING) && bt_tape_is(ids, BT_TAPE_ARRAY)) {
                 load_ids(ids, &want);
-                CHECK_EQ(bt_tokenizer_encode(t, text->s, text->len, BT_TOK_PARSE_SPECIAL, &got, NULL), BT_OK);
+                CHECK_EQ(
+                    bt_tokenizer_encode(t, text->s, text->len, BT_TOK_PARSE_SPECIAL, &got, NULL),
+                    BT_OK);
                 CHECK(same_ids(&got, &want));
             }
             bt_ids_fini(&want);

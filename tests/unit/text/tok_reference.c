@@ -31,14 +31,16 @@ struct bt_tape *tok_ref_read(const char *path)
     while (f != NULL && (n = fread(chunk, 1, sizeof(chunk), f)) > 0) {
         (void)bt_buf_add(&text, chunk, n);
     }
-    if (f == NULL || pclose(f) != 0 || bt_tape_parse(path, text.data, text.len, &t, &err) != BT_OK) {
+    if (f == NULL || pclose(f) != 0 ||
+        bt_tape_parse(path, text.data, text.len, &t, &err) != BT_OK) {
         fprintf(stderr, "%s: cannot be unpacked or parsed: %s\n", path, err.msg);
     }
     bt_buf_fini(&text);
     return t;
 }
 
-static const struct bt_tape_node *find_text(const struct bt_tape *corpus, const struct bt_tape_node *name)
+static const struct bt_tape_node *find_text(const struct bt_tape *corpus,
+                                            const struct bt_tape_node *name)
 {
     const struct bt_tape_node *root = bt_tape_root(corpus), *c = root + 1;
 
@@ -62,8 +64,8 @@ static void load_ids(const struct bt_tape_node *list, struct bt_ids *out)
     }
 }
 
-static bool same_ids(const char *label, const char *name, const char *what, const struct bt_ids *got,
-                     const struct bt_ids *want)
+static bool same_ids(const char *label, const char *name, const char *what,
+                     const struct bt_ids *got, const struct bt_ids *want)
 {
     size_t i = 0;
 
@@ -73,24 +75,25 @@ static bool same_ids(const char *label, const char *name, const char *what, cons
     if (i == got->len && i == want->len) {
         return true;
     }
-    fprintf(stderr, "%s: %s: %s: %zu ids, want %zu; first difference at %zu: %u, want %u\n", label, name, what, got->len,
-            want->len, i, i < got->len ? got->v[i] : BT_TOK_NONE, i < want->len ? want->v[i] : BT_TOK_NONE);
+    fprintf(stderr, "%s: %s: %s: %zu ids, want %zu; first difference at %zu: %u, want %u\n", label,
+            name, what, got->len, want->len, i, i < got->len ? got->v[i] : BT_TOK_NONE,
+            i < want->len ? want->v[i] : BT_TOK_NONE);
     return false;
 }
 
-static bool same_text(const char *label, const char *name, const char *what, const struct bt_buf *got, const char *want,
-                      size_t want_len)
+static bool same_text(const char *label, const char *name, const char *what,
+                      const struct bt_buf *got, const char *want, size_t want_len)
 {
     if (got->len == want_len && (want_len == 0 || memcmp(got->data, want, want_len) == 0)) {
         return true;
     }
-    fprintf(stderr, "%s: %s: %s:\n  got  (%zu) %.300s\n  want (%zu) %.300s\n", label, name, what, got->len,
-            got->data ? got->data : "", want_len, want);
+    fprintf(stderr, "%s: %s: %s:\n  got  (%zu) %.300s\n  want (%zu) %.300s\n", label, name, what,
+            got->len, got->data ? got->data : "", want_len, want);
     return false;
 }
 
-static bool encode_is(const char *label, const char *name, const struct bt_tokenizer *t, const struct bt_tape_node *text,
-                      unsigned flags, const struct bt_ids *want)
+static bool encode_is(const char *label, const char *name, const struct bt_tokenizer *t,
+                      const struct bt_tape_node *text, unsigned flags, const struct bt_ids *want)
 {
     struct bt_ids got = {0};
     struct bt_err err = {.status = BT_OK};
@@ -99,13 +102,14 @@ static bool encode_is(const char *label, const char *name, const struct bt_token
     if (!ok) {
         fprintf(stderr, "%s: %s: %s\n", label, name, err.msg);
     }
-    ok = ok && same_ids(label, name, flags & BT_TOK_PARSE_SPECIAL ? "ids" : "ids, specials as text", &got, want);
+    ok = ok && same_ids(label, name, flags & BT_TOK_PARSE_SPECIAL ? "ids" : "ids, specials as text",
+                        &got, want);
     bt_ids_fini(&got);
     return ok;
 }
 
-static bool decode_is(const char *label, const char *name, const struct bt_tokenizer *t, const struct bt_ids *ids,
-                      unsigned flags, const struct bt_tape_node *want)
+static bool decode_is(const char *label, const char *name, const struct bt_tokenizer *t,
+                      const struct bt_ids *ids, unsigned flags, const struct bt_tape_node *want)
 {
     struct bt_buf got = {0};
     struct bt_detok d;
@@ -121,14 +125,16 @@ static bool decode_is(const char *label, const char *name, const struct bt_token
         ok = bt_detok_push(&d, ids->v[i], &got) == BT_OK &&
              (got.len == before || (((unsigned char)got.data[before] & 0xC0) != 0x80));
     }
-    ok = ok && bt_detok_finish(&d, &got) == BT_OK && same_text(label, name, "stream", &got, want->s, want->len);
+    ok = ok && bt_detok_finish(&d, &got) == BT_OK &&
+         same_text(label, name, "stream", &got, want->s, want->len);
     bt_buf_fini(&got);
     return ok;
 }
 
-/* The reference holds back whole tokens, we only the bytes that are not certain: when it emits, both are even. */
-static bool stream_is(const char *label, const char *name, const struct bt_tokenizer *t, const struct bt_ids *ids,
-                      const struct bt_tape_node *pieces)
+/* The reference holds back whole tokens, we only the bytes that are not certain: when it emits,
+ * both are even. */
+static bool stream_is(const char *label, const char *name, const struct bt_tokenizer *t,
+                      const struct bt_ids *ids, const struct bt_tape_node *pieces)
 {
     struct bt_buf got = {0}, want = {0};
     struct bt_detok d;
@@ -142,7 +148,8 @@ static bool stream_is(const char *label, const char *name, const struct bt_token
             (void)bt_buf_add(&want, p->s, p->len);
             ok = ok && same_text(label, name, "stream so far", &got, want.data, want.len);
         } else {
-            ok = ok && got.len >= want.len && (want.len == 0 || memcmp(got.data, want.data, want.len) == 0);
+            ok = ok && got.len >= want.len &&
+                 (want.len == 0 || memcmp(got.data, want.data, want.len) == 0);
         }
     }
     if (!ok) {
@@ -153,11 +160,14 @@ static bool stream_is(const char *label, const char *name, const struct bt_token
     return ok;
 }
 
-static bool check_case(const char *label, const struct bt_tokenizer *t, const struct bt_tape_node *c,
-                       const struct bt_tape_node *text, const struct bt_ids *prefix, const struct bt_ids *suffix)
+static bool check_case(const char *label, const struct bt_tokenizer *t,
+                       const struct bt_tape_node *c, const struct bt_tape_node *text,
+                       const struct bt_ids *prefix, const struct bt_ids *suffix)
 {
-    const struct bt_tape_node *as_text = bt_tape_get(c, "ids_specials_as_text"), *decoded = bt_tape_get(c, "decoded");
-    const struct bt_tape_node *skipped = bt_tape_get(c, "decoded_skip_special"), *stream = bt_tape_get(c, "stream");
+    const struct bt_tape_node *as_text = bt_tape_get(c, "ids_specials_as_text"),
+                              *decoded = bt_tape_get(c, "decoded");
+    const struct bt_tape_node *skipped = bt_tape_get(c, "decoded_skip_special"),
+                              *stream = bt_tape_get(c, "stream");
     const char *name = bt_tape_get(c, "name")->s;
     struct bt_ids ids = {0}, plain = {0}, all = {0};
     bool ok;
@@ -174,7 +184,9 @@ static bool check_case(const char *label, const struct bt_tokenizer *t, const st
     ok = encode_is(label, name, t, text, BT_TOK_PARSE_SPECIAL | BT_TOK_ADD_SPECIAL, &all) && ok;
     decoded = decoded != NULL ? decoded : text;
     ok = decode_is(label, name, t, &ids, 0, decoded) && ok;
-    ok = decode_is(label, name, t, &ids, BT_DETOK_SKIP_SPECIAL, skipped != NULL ? skipped : decoded) && ok;
+    ok = decode_is(label, name, t, &ids, BT_DETOK_SKIP_SPECIAL,
+                   skipped != NULL ? skipped : decoded) &&
+         ok;
     if (stream != NULL && stream->type == BT_TAPE_ARRAY) {
         ok = stream_is(label, name, t, &ids, stream) && ok;
     }
@@ -184,7 +196,8 @@ static bool check_case(const char *label, const struct bt_tokenizer *t, const st
     return ok;
 }
 
-int tok_ref_check(const char *label, const struct bt_tokenizer *t, const struct bt_tape *ref, const struct bt_tape *corpus)
+int tok_ref_check(const char *label, const struct bt_tokenizer *t, const struct bt_tape *ref,
+                  const struct bt_tape *corpus)
 {
     const struct bt_tape_node *cases = bt_tape_get(bt_tape_root(ref), "cases"), *c = cases + 1;
     struct bt_ids prefix = {0}, suffix = {0};
