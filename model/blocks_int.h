@@ -2,8 +2,8 @@
 #define BT_MODEL_BLOCKS_INT_H
 
 /* The pieces that families wire together. Rows of all buffers are the batch's tokens; every piece
- * is backend calls only. A pass that ends inside a layer (abandoned by layer_done, or nothing but the
- * cache was wanted) has p->stopped set: pieces after it do nothing. */
+ * is backend calls only. A pass that ends inside a layer (abandoned by layer_done, or nothing but
+ * the cache was wanted) has p->stopped set: pieces after it do nothing. */
 
 #include "model/model_int.h"
 
@@ -33,7 +33,7 @@ struct bt_pass {
     struct bt_kctx *k;
     const struct bt_model_kv *kv;
     const struct bt_model_batch *batch;
-    uint32_t n; /* rows */
+    uint32_t n;     /* rows */
     bool stopped;   /* the layer in hand is the last thing done */
     bool cancelled; /* … because layer_done said so */
 };

@@ -17,7 +17,7 @@ enum {
     BT_VOCAB_MAX = 1 << 23,
     BT_CONTEXT_MAX = 1 << 24,
     BT_EXPERTS_MAX = 1024,
-    BT_HEAD_DIM_MAX = 1024,
+    BT_HEAD_DIM_MAX = 512,
     BT_ROPES_MAX = 2,
 };
 

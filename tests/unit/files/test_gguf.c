@@ -5,64 +5,11 @@
 #include <stdint.h>
 #include "base/mem.h"
 #include "tests/check.h"
-#include "tests/tempfile.h"
-
-static uint8_t buf[16384];
-static size_t len;
-
-static void put(uint64_t v, size_t n)
-{
-    for (size_t i = 0; i < n; i++) {
-        buf[len++] = (uint8_t)(i < 8 ? v >> (8 * i) : 0);
-    }
-}
-
-static void put_str(const char *s)
-{
-    put(strlen(s), 8);
-    memcpy(buf + len, s, strlen(s));
-    len += strlen(s);
-}
-
-static void begin(uint64_t n_tensors, uint64_t n_keys)
-{
-    len = 0;
-    memcpy(buf, "GGUF", 4);
-    len = 4;
-    put(3, 4);
-    put(n_tensors, 8);
-    put(n_keys, 8);
-}
-
-static void key(const char *name, uint32_t type)
-{
-    put_str(name);
-    put(type, 4);
-}
-
-static void tensor(const char *name, uint32_t type, uint64_t d0, uint64_t d1, uint64_t offset)
-{
-    put_str(name);
-    put(2, 4);
-    put(d0, 8);
-    put(d1, 8);
-    put(type, 4);
-    put(offset, 8);
-}
-
-static void data(size_t align, size_t n)
-{
-    while (len % align != 0) {
-        put(0, 1);
-    }
-    for (size_t i = 0; i < n; i++) {
-        put(i, 1);
-    }
-}
+#include "tests/gguf_writer.h"
 
 static enum bt_status open_buf(struct bt_gguf **g, struct bt_err *err)
 {
-    return bt_gguf_open(bt_temp_write("t.gguf", buf, len), g, err);
+    return bt_gguf_open(gw_save("t.gguf"), g, err);
 }
 
 static void expect(enum bt_status want, const char *text)
@@ -80,40 +27,41 @@ static void expect(enum bt_status want, const char *text)
 
 static void write_good(void)
 {
-    begin(3, 9);
-    key("general.architecture", BT_GGUF_STRING);
-    put_str("llama");
-    key("u8", BT_GGUF_U8);
-    put(200, 1);
-    key("i16", BT_GGUF_I16);
-    put((uint64_t)-5, 2);
-    key("u64", BT_GGUF_U64);
-    put(UINT64_MAX, 8);
-    key("f32", BT_GGUF_F32);
-    put(0x3fc00000, 4);
-    key("yes", BT_GGUF_BOOL);
-    put(1, 1);
-    key("words", BT_GGUF_ARRAY);
-    put(BT_GGUF_STRING, 4);
-    put(3, 8);
-    put_str("a");
-    put_str("");
-    put_str("ccc");
-    key("nums", BT_GGUF_ARRAY);
-    put(BT_GGUF_I32, 4);
-    put(2, 8);
-    put((uint64_t)-7, 4);
-    put(9, 4);
-    key("nested", BT_GGUF_ARRAY);
-    put(BT_GGUF_ARRAY, 4);
-    put(1, 8);
-    put(BT_GGUF_U8, 4);
-    put(2, 8);
-    put(0, 2);
-    tensor("w", 0, 4, 2, 0);
-    tensor("q", 8, 64, 1, 32);
-    tensor("odd", 13, 256, 1, 128);
-    data(32, 128 + 64);
+    gw_begin(3, 9);
+    gw_key("general.architecture", BT_GGUF_STRING);
+    gw_str("llama");
+    gw_key("u8", BT_GGUF_U8);
+    gw_put(200, 1);
+    gw_key("i16", BT_GGUF_I16);
+    gw_put((uint64_t)-5, 2);
+    gw_key("u64", BT_GGUF_U64);
+    gw_put(UINT64_MAX, 8);
+    gw_key("f32", BT_GGUF_F32);
+    gw_put(0x3fc00000, 4);
+    gw_key("yes", BT_GGUF_BOOL);
+    gw_put(1, 1);
+    gw_key("words", BT_GGUF_ARRAY);
+    gw_put(BT_GGUF_STRING, 4);
+    gw_put(3, 8);
+    gw_str("a");
+    gw_str("");
+    gw_str("ccc");
+    gw_key("nums", BT_GGUF_ARRAY);
+    gw_put(BT_GGUF_I32, 4);
+    gw_put(2, 8);
+    gw_put((uint64_t)-7, 4);
+    gw_put(9, 4);
+    gw_key("nested", BT_GGUF_ARRAY);
+    gw_put(BT_GGUF_ARRAY, 4);
+    gw_put(1, 8);
+    gw_put(BT_GGUF_U8, 4);
+    gw_put(2, 8);
+    gw_put(0, 2);
+    gw_tensor("w", 0, 4, 2, 0);
+    gw_tensor("q", 8, 64, 1, 32);
+    gw_tensor("odd", 13, 256, 1, 128);
+    gw_align(32);
+    gw_count(128 + 64);
 }
 
 static void test_values(struct bt_gguf *g)
@@ -184,10 +132,10 @@ static void test_good(void)
     bt_gguf_close(g);
 
     /* Every prefix of a good file is refused, not read past. */
-    size_t full = len;
+    size_t full = gw_len;
     for (size_t n = 0; n < full; n++) {
         g = NULL;
-        enum bt_status st = bt_gguf_open(bt_temp_write("t.gguf", buf, n), &g, &err);
+        enum bt_status st = bt_gguf_open(bt_temp_write("t.gguf", gw_buf, n), &g, &err);
         CHECK(st == BT_ERR_INVALID || n >= full - 64);
         bt_gguf_close(g);
     }
@@ -195,96 +143,104 @@ static void test_good(void)
 
 static void test_bad_header(void)
 {
-    begin(0, 0);
-    buf[0] = 'X';
+    gw_begin(0, 0);
+    gw_buf[0] = 'X';
     expect(BT_ERR_INVALID, "not a GGUF");
-    begin(0, 0);
-    buf[4] = 1;
+    gw_begin(0, 0);
+    gw_buf[4] = 1;
     expect(BT_ERR_UNSUPPORTED, "version 1");
-    begin(0, 0);
-    buf[4] = 0;
-    buf[7] = 3;
+    gw_begin(0, 0);
+    gw_buf[4] = 0;
+    gw_buf[7] = 3;
     expect(BT_ERR_UNSUPPORTED, "big-endian");
-    begin(UINT64_MAX, 0);
+    gw_begin(UINT64_MAX, 0);
     expect(BT_ERR_INVALID, "byte 8");
-    begin(0, UINT64_MAX);
+    gw_begin(0, UINT64_MAX);
     expect(BT_ERR_INVALID, "byte 16");
-    begin(0, 1);
-    put(UINT64_MAX, 8);
-    put(0, 16);
+    gw_begin(0, 1);
+    gw_put(UINT64_MAX, 8);
+    gw_put(0, 16);
     expect(BT_ERR_INVALID, "bytes needed");
-    begin(0, 1);
-    key("k", 99);
-    put(0, 16);
+    gw_begin(0, 1);
+    gw_key("k", 99);
+    gw_put(0, 16);
     expect(BT_ERR_INVALID, "value type 99");
-    begin(0, 1);
-    key("k", BT_GGUF_ARRAY);
-    put(BT_GGUF_U64, 4);
-    put(UINT64_MAX / 8, 8);
+    gw_begin(0, 1);
+    gw_key("k", BT_GGUF_ARRAY);
+    gw_put(BT_GGUF_U64, 4);
+    gw_put(UINT64_MAX / 8, 8);
     expect(BT_ERR_INVALID, "key k");
-    begin(0, 2);
-    key("k", BT_GGUF_U8);
-    put(0, 1);
-    key("k", BT_GGUF_U8);
-    put(0, 1);
+    gw_begin(0, 2);
+    gw_key("k", BT_GGUF_U8);
+    gw_put(0, 1);
+    gw_key("k", BT_GGUF_U8);
+    gw_put(0, 1);
     expect(BT_ERR_INVALID, "key k appears twice");
-    begin(0, 1);
-    key("k", BT_GGUF_ARRAY);
+    gw_begin(0, 1);
+    gw_key("k", BT_GGUF_ARRAY);
     for (int i = 0; i < 8; i++) {
-        put(BT_GGUF_ARRAY, 4);
-        put(1, 8);
+        gw_put(BT_GGUF_ARRAY, 4);
+        gw_put(1, 8);
     }
     expect(BT_ERR_INVALID, "array depth");
 }
 
 static void test_bad_tensors(void)
 {
-    begin(1, 1);
-    key("general.alignment", BT_GGUF_U32);
-    put(24, 4);
-    tensor("t", 0, 2, 1, 0);
-    data(32, 64);
+    gw_begin(1, 1);
+    gw_key("general.alignment", BT_GGUF_U32);
+    gw_put(24, 4);
+    gw_tensor("t", 0, 2, 1, 0);
+    gw_align(32);
+    gw_count(64);
     expect(BT_ERR_INVALID, "general.alignment");
-    begin(1, 0);
-    tensor("t", 0, 2, 1, 8);
-    data(32, 64);
+    gw_begin(1, 0);
+    gw_tensor("t", 0, 2, 1, 8);
+    gw_align(32);
+    gw_count(64);
     expect(BT_ERR_INVALID, "tensor t: offset 8");
-    begin(1, 0);
-    tensor("t", 0, 32, 1, 0);
-    data(32, 64);
+    gw_begin(1, 0);
+    gw_tensor("t", 0, 32, 1, 0);
+    gw_align(32);
+    gw_count(64);
     expect(BT_ERR_INVALID, "tensor t: 128 bytes");
-    begin(1, 0);
-    tensor("t", 0, 2, 1, UINT64_MAX - 31);
-    data(32, 64);
+    gw_begin(1, 0);
+    gw_tensor("t", 0, 2, 1, UINT64_MAX - 31);
+    gw_align(32);
+    gw_count(64);
     expect(BT_ERR_INVALID, "outside");
-    begin(1, 0);
-    tensor("t", 8, 33, 1, 0);
-    data(32, 64);
+    gw_begin(1, 0);
+    gw_tensor("t", 8, 33, 1, 0);
+    gw_align(32);
+    gw_count(64);
     expect(BT_ERR_INVALID, "blocks");
-    begin(1, 0);
-    tensor("t", 77, 32, 1, 0);
-    data(32, 64);
+    gw_begin(1, 0);
+    gw_tensor("t", 77, 32, 1, 0);
+    gw_align(32);
+    gw_count(64);
     expect(BT_ERR_INVALID, "unknown type 77");
-    begin(1, 0);
-    tensor("t", 0, UINT64_MAX / 2, 4, 0);
-    data(32, 64);
+    gw_begin(1, 0);
+    gw_tensor("t", 0, UINT64_MAX / 2, 4, 0);
+    gw_align(32);
+    gw_count(64);
     expect(BT_ERR_INVALID, "overflows");
-    begin(2, 0);
-    tensor("t", 0, 16, 1, 0);
-    tensor("u", 0, 8, 1, 32);
-    data(32, 64);
+    gw_begin(2, 0);
+    gw_tensor("t", 0, 16, 1, 0);
+    gw_tensor("u", 0, 8, 1, 32);
+    gw_align(32);
+    gw_count(64);
     expect(BT_ERR_INVALID, "t and u overlap");
-    begin(2, 0);
-    tensor("t", 0, 8, 1, 0);
-    tensor("t", 0, 8, 1, 32);
-    data(32, 64);
+    gw_begin(2, 0);
+    gw_tensor("t", 0, 8, 1, 0);
+    gw_tensor("t", 0, 8, 1, 32);
+    gw_align(32);
+    gw_count(64);
     expect(BT_ERR_INVALID, "appears twice");
-    begin(1, 0);
-    put_str("t");
-    put(5, 4);
-    put(0, 64);
-    memset(buf + len, 0, 64);
-    len += 64;
+    gw_begin(1, 0);
+    gw_str("t");
+    gw_put(5, 4);
+    gw_put(0, 64);
+    gw_put(0, 64);
     expect(BT_ERR_INVALID, "5 dimensions");
 }
 
