@@ -48,9 +48,10 @@ enum bt_xfer_proto {
 struct bt_xfer_opts {
     struct bt_xfer_hub *hub; /* not NULL: loopback inside this process; else UCX */
     const char *listen;      /* "HOST:PORT", "[V6]:PORT", port 0 = choose; hub: "loop:NAME"; NULL: dial only */
-    const char *tls;         /* NULL or "auto": whatever UCX finds best but shared memory: RDMA, else TCP; "tcp";
-                              * "shm": shared memory where the peer is on this machine, else TCP; else a UCX_TLS
-                              * list, verbatim */
+    const char *tls;         /* NULL or "auto": shared memory where `listen` or the address dialled is a loopback
+                              * address, else what UCX finds best but shared memory (RDMA, else TCP); "tcp"; "shm":
+                              * shared memory where the peer is on this machine, else TCP; else a UCX_TLS list,
+                              * verbatim. The two sides must agree. */
     enum bt_xfer_proto proto;
     uint64_t instance;       /* of this daemon; not 0 */
     const char *fingerprint; /* model and numerics class: must be equal at both ends */

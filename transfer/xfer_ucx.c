@@ -1,4 +1,4 @@
-/* The UCX wire: one context and one listener per `bt_xfer`; client-server endpoints with peer error handling; every
+/* The UCX wire: one listener and one or two contexts per `bt_xfer`; client-server endpoints with peer error handling; every
  * message is an active message. Owns all UCX objects and the rules learned about them (when an endpoint may be
  * touched, how a worker sleeps). Knows nothing of greetings, pages or leases.
  *
@@ -38,9 +38,18 @@ struct ucx_worker {
 };
 TAILQ_HEAD(ucx_workers, ucx_worker);
 
+/* A set of transports. Made when first needed. */
+struct ucx_context {
+    ucp_context_h handle;      /* NULL: not made yet */
+    struct ucx_worker *shared; /* of all connections, unless own_workers; the listener's */
+    bool own_workers;          /* one for each connection: shared memory is in use */
+};
+enum { CONTEXT_NET, CONTEXT_LOCAL, N_CONTEXTS };
+
 struct ucx_conn {
     struct bt_xfer *x;
     struct xfer_peer *peer;
+    struct ucx_context *context;
     struct ucx_worker *worker;
     ucp_ep_h ep;
 };
@@ -51,11 +60,11 @@ struct ucx_request {
 };
 
 struct ucx {
-    ucp_context_h context;
-    struct ucx_workers workers; /* the shared one first: it carries the listener */
+    struct ucx_context contexts[N_CONTEXTS];
+    struct ucx_context *listening;
+    struct ucx_workers workers; /* all */
     ucp_listener_h listener;
-    bool own_workers;     /* one for each connection */
-    struct pollfd *pfds;  /* of wait */
+    struct pollfd *pfds; /* of wait */
     struct bt_map by_ep; /* ucp_ep_h to struct ucx_conn * */
     struct ucx_request requests[REQUESTS_MAX];
     unsigned n_requests;
@@ -171,7 +180,7 @@ static void worker_destroy(struct ucx *u, struct ucx_worker *w)
 }
 
 /* NULL: *why says it. */
-static struct ucx_worker *worker_create(struct bt_xfer *x, const char **why)
+static struct ucx_worker *worker_create(struct bt_xfer *x, ucp_context_h context, const char **why)
 {
     struct ucx *u = x->wire;
     struct ucx_worker *w = bt_calloc(1, sizeof(*w));
@@ -191,7 +200,7 @@ static struct ucx_worker *worker_create(struct bt_xfer *x, const char **why)
         *why = "out of memory";
         return NULL;
     }
-    ucs_status_t us = ucp_worker_create(u->context, &wp, &w->handle);
+    ucs_status_t us = ucp_worker_create(context, &wp, &w->handle);
     if (us != UCS_OK) {
         *why = ucs_status_string(us);
         bt_free(w);
@@ -210,6 +219,104 @@ static struct ucx_worker *worker_create(struct bt_xfer *x, const char **why)
     return w;
 }
 
+/* ---- contexts ---- */
+
+static enum bt_status fail(struct bt_err *err, enum bt_status st, const char *what, ucs_status_t us)
+{
+    return bt_err_set(err, st, "transfer: %s: %s", what, ucs_status_string(us));
+}
+
+/* UCX_TLS for our names. The connection manager wants the TCP device in the list even if no lane uses it. Of the
+ * shared-memory transports one is enough, and each costs a worker megabytes. */
+static const char *tls_list(const char *tls, bool local)
+{
+    if (strcmp(tls, "shm") == 0 || (strcmp(tls, "auto") == 0 && local)) {
+        return "sysv,tcp";
+    }
+    return strcmp(tls, "auto") == 0 ? "^posix,sysv,cma" : tls;
+}
+
+static bool has_shared_memory(const char *list)
+{
+    return list[0] != '^' && (strstr(list, "shm") != NULL || strstr(list, "sysv") != NULL ||
+                              strstr(list, "posix") != NULL || strcmp(list, "all") == 0);
+}
+
+static void config_try(ucp_config_t *config, const char *const settings[][2], size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        ucs_status_t us = ucp_config_modify(config, settings[i][0], settings[i][1]);
+        if (us != UCS_OK) {
+            bt_log_debug("xfer", "UCX setting %s: %s", settings[i][0], ucs_status_string(us));
+        }
+    }
+}
+
+static enum bt_status context_init(struct ucx_context *c, const char *list, struct bt_err *err)
+{
+    /* Releases differ in whether a transport's key carries the transport's name, and may accept a wrong one without
+     * a word; so both are set, and refusals ignored. Keys of shared memory only where it is in use. */
+    static const char *const settings[][2] = {
+        { "TX_SEG_SIZE", "256k" },  /* TCP: 8k halves the rate */
+        { "TCP_TX_SEG_SIZE", "256k" },
+        { "RX_SEG_SIZE", "256k" },
+        { "TCP_RX_SEG_SIZE", "256k" },
+    };
+    static const char *const shm_settings[][2] = {
+        { "MM_ERROR_HANDLING", "y" }, /* without it no shared memory with peer error handling */
+        { "SYSV_ERROR_HANDLING", "y" },
+        { "MM_SEG_SIZE", "32k" },     /* with the default 8k and 64 slots a sender waits all the time */
+        { "SYSV_SEG_SIZE", "32k" },
+        { "MM_FIFO_SIZE", "256" },
+        { "SYSV_FIFO_SIZE", "256" },
+    };
+    ucp_config_t *config;
+    ucs_status_t us = ucp_config_read(NULL, NULL, &config);
+    if (us != UCS_OK) {
+        return fail(err, BT_ERR_DEVICE, "ucp_config_read", us);
+    }
+    config_try(config, settings, sizeof(settings) / sizeof(settings[0]));
+    c->own_workers = has_shared_memory(list);
+    if (c->own_workers) {
+        config_try(config, shm_settings, sizeof(shm_settings) / sizeof(shm_settings[0]));
+    }
+    us = ucp_config_modify(config, "TLS", list);
+    if (us == UCS_OK) {
+        ucp_params_t params = {
+            .field_mask = UCP_PARAM_FIELD_FEATURES,
+            .features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP,
+        };
+        us = ucp_init(&params, config, &c->handle);
+    }
+    ucp_config_release(config);
+    return us == UCS_OK ? BT_OK : fail(err, BT_ERR_DEVICE, "ucp_init", us);
+}
+
+/* The context for an address: with automatic choice, shared memory for a loopback address, for which the other end
+ * is on this machine beyond doubt. NULL: err has it. */
+static struct ucx_context *context_for(struct bt_xfer *x, const char *address, struct bt_err *err)
+{
+    struct ucx *u = x->wire;
+    const char *why;
+    bool local = strcmp(x->tls, "auto") == 0 && bt_xfer_address_is_loopback(address);
+    struct ucx_context *c = &u->contexts[local ? CONTEXT_LOCAL : CONTEXT_NET];
+    if (c->handle != NULL) {
+        return c;
+    }
+    if (context_init(c, tls_list(x->tls, local), err) != BT_OK) {
+        c->handle = NULL;
+        return NULL;
+    }
+    c->shared = worker_create(x, c->handle, &why);
+    if (c->shared == NULL) {
+        bt_err_set(err, BT_ERR_DEVICE, "transfer: UCX worker: %s", why);
+        ucp_cleanup(c->handle);
+        c->handle = NULL;
+        return NULL;
+    }
+    return c;
+}
+
 /* ---- endpoints ---- */
 
 static void on_ep_error(void *arg, ucp_ep_h ep, ucs_status_t us)
@@ -225,14 +332,14 @@ static void on_ep_error(void *arg, ucp_ep_h ep, ucs_status_t us)
 static void conn_free(struct ucx_conn *c)
 {
     struct ucx *u = c->x->wire;
-    if (u->own_workers && c->worker != NULL) {
+    if (c->worker != NULL && c->worker != c->context->shared) {
         worker_destroy(u, c->worker);
     }
     bt_free(c);
 }
 
 /* Makes the endpoint that params ask for and remembers it. NULL: logged. */
-static struct ucx_conn *conn_new(struct bt_xfer *x, ucp_ep_params_t *params)
+static struct ucx_conn *conn_new(struct bt_xfer *x, struct ucx_context *context, ucp_ep_params_t *params)
 {
     struct ucx *u = x->wire;
     const char *why = "out of memory";
@@ -241,7 +348,8 @@ static struct ucx_conn *conn_new(struct bt_xfer *x, ucp_ep_params_t *params)
         goto err;
     }
     c->x = x;
-    c->worker = u->own_workers ? worker_create(x, &why) : TAILQ_FIRST(&u->workers);
+    c->context = context;
+    c->worker = context->own_workers ? worker_create(x, context->handle, &why) : context->shared;
     if (c->worker == NULL) {
         goto err_conn;
     }
@@ -281,7 +389,12 @@ static enum bt_status ucx_dial(struct bt_xfer *x, struct xfer_peer *p)
         .flags = UCP_EP_PARAMS_FLAGS_CLIENT_SERVER,
         .sockaddr = { .addr = (const struct sockaddr *)&a, .addrlen = len },
     };
-    struct ucx_conn *c = conn_new(x, &params);
+    struct ucx_context *context = context_for(x, p->address, &err);
+    if (context == NULL) {
+        bt_log_warn("xfer", "%s", err.msg);
+        return BT_ERR_PEER_LOST;
+    }
+    struct ucx_conn *c = conn_new(x, context, &params);
     if (c == NULL) {
         return BT_ERR_PEER_LOST;
     }
@@ -358,7 +471,7 @@ static void accept_request(struct bt_xfer *x, const struct ucx_request *r)
         ucp_listener_reject(u->listener, r->handle);
         return;
     }
-    struct ucx_conn *c = conn_new(x, &params);
+    struct ucx_conn *c = conn_new(x, u->listening, &params);
     if (c == NULL) {
         return;
     }
@@ -540,62 +653,6 @@ static void ucx_describe(struct bt_xfer *x, struct xfer_peer *p, char *text, siz
 
 /* ---- life ---- */
 
-static enum bt_status fail(struct bt_err *err, enum bt_status st, const char *what, ucs_status_t us)
-{
-    return bt_err_set(err, st, "transfer: %s: %s", what, ucs_status_string(us));
-}
-
-/* UCX_TLS for our names. Automatic is everything but shared memory, see bt_xfer_opts. The connection manager wants
- * the TCP device in the list even if no lane uses it. */
-static const char *tls_list(const char *tls)
-{
-    if (tls == NULL || strcmp(tls, "auto") == 0) {
-        return "^posix,sysv,cma";
-    }
-    return strcmp(tls, "shm") == 0 ? "sysv,tcp" : tls;
-}
-
-static bool has_shared_memory(const char *tls)
-{
-    return tls != NULL && tls[0] != '^' &&
-           (strstr(tls, "shm") != NULL || strstr(tls, "sysv") != NULL || strstr(tls, "posix") != NULL ||
-            strcmp(tls, "all") == 0);
-}
-
-static enum bt_status context_open(struct ucx *u, const char *tls, struct bt_err *err)
-{
-    /* Each only where its transport can be chosen: UCX complains of the others. */
-    static const char *const settings[][3] = {
-        { "TCP_TX_SEG_SIZE", "256k", "tcp" }, /* 8k halves the rate */
-        { "TCP_RX_SEG_SIZE", "256k", "tcp" },
-        { "MM_ERROR_HANDLING", "y", "shm" },  /* without it no shared memory with peer error handling */
-        { "SYSV_SEG_SIZE", "32k", "shm" },    /* with the default 8k and 64 slots a sender waits all the time */
-        { "SYSV_FIFO_SIZE", "256", "shm" },
-    };
-    ucp_config_t *config;
-    ucs_status_t us = ucp_config_read(NULL, NULL, &config);
-    if (us != UCS_OK) {
-        return fail(err, BT_ERR_DEVICE, "ucp_config_read", us);
-    }
-    for (size_t i = 0; us == UCS_OK && i < sizeof(settings) / sizeof(settings[0]); i++) {
-        if (strcmp(settings[i][2], "tcp") == 0 || u->own_workers) {
-            us = ucp_config_modify(config, settings[i][0], settings[i][1]);
-        }
-    }
-    if (us == UCS_OK) {
-        us = ucp_config_modify(config, "TLS", tls_list(tls));
-    }
-    if (us == UCS_OK) {
-        ucp_params_t params = {
-            .field_mask = UCP_PARAM_FIELD_FEATURES,
-            .features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP,
-        };
-        us = ucp_init(&params, config, &u->context);
-    }
-    ucp_config_release(config);
-    return us == UCS_OK ? BT_OK : fail(err, BT_ERR_DEVICE, "ucp_init", us);
-}
-
 static enum bt_status listener_open(struct bt_xfer *x, struct ucx *u, const char *address, struct bt_err *err)
 {
     struct sockaddr_storage a;
@@ -604,69 +661,30 @@ static enum bt_status listener_open(struct bt_xfer *x, struct ucx *u, const char
     if (st != BT_OK) {
         return st;
     }
+    xfer_addr_format(&a, x->address, sizeof(x->address));
+    u->listening = context_for(x, x->address, err);
+    if (u->listening == NULL) {
+        return BT_ERR_DEVICE;
+    }
     ucp_listener_params_t lp = {
         .field_mask = UCP_LISTENER_PARAM_FIELD_SOCK_ADDR | UCP_LISTENER_PARAM_FIELD_CONN_HANDLER,
         .sockaddr = { .addr = (const struct sockaddr *)&a, .addrlen = len },
         .conn_handler = { .cb = on_conn_request, .arg = x },
     };
-    ucs_status_t us = ucp_listener_create(TAILQ_FIRST(&u->workers)->handle, &lp, &u->listener);
+    ucs_status_t us = ucp_listener_create(u->listening->shared->handle, &lp, &u->listener);
     if (us != UCS_OK) {
         return bt_err_set(err, BT_ERR_IO, "transfer: cannot listen on %s: %s", address, ucs_status_string(us));
     }
     ucp_listener_attr_t attr = { .field_mask = UCP_LISTENER_ATTR_FIELD_SOCKADDR };
     us = ucp_listener_query(u->listener, &attr);
     if (us != UCS_OK) {
-        ucp_listener_destroy(u->listener);
         return fail(err, BT_ERR_DEVICE, "ucp_listener_query", us);
     }
     xfer_addr_format(&attr.sockaddr, x->address, sizeof(x->address));
     return BT_OK;
 }
 
-static enum bt_status ucx_open(struct bt_xfer *x, const struct bt_xfer_opts *o, struct bt_err *err)
-{
-    struct ucx *u = bt_calloc(1, sizeof(*u));
-    if (u == NULL) {
-        return bt_err_set(err, BT_ERR_NOMEM, "transfer: out of memory");
-    }
-    ucs_log_push_handler(on_ucx_log); /* a stack, process-wide: each bt_xfer has its place in it */
-    bt_map_init(&u->by_ep, true);
-    TAILQ_INIT(&u->workers);
-    u->own_workers = has_shared_memory(o->tls);
-    x->wire = u;
-    enum bt_status st = BT_ERR_NOMEM;
-    u->pfds = bt_alloc((x->o.peers_max + 2) * sizeof(*u->pfds)); /* the wake fd, the shared worker, the peers' */
-    if (u->pfds == NULL) {
-        bt_err_set(err, st, "transfer: out of memory");
-        goto err_free;
-    }
-    st = context_open(u, o->tls, err);
-    if (st != BT_OK) {
-        goto err_free;
-    }
-    const char *why;
-    if (worker_create(x, &why) == NULL) {
-        st = bt_err_set(err, BT_ERR_DEVICE, "transfer: UCX worker: %s", why);
-        goto err_context;
-    }
-    if (o->listen != NULL) {
-        st = listener_open(x, u, o->listen, err);
-        if (st != BT_OK) {
-            goto err_worker;
-        }
-    }
-    return BT_OK;
-err_worker:
-    worker_destroy(u, TAILQ_FIRST(&u->workers));
-err_context:
-    ucp_cleanup(u->context);
-err_free:
-    ucs_log_pop_handler();
-    bt_free(u->pfds);
-    bt_free(u);
-    return st;
-}
-
+/* Takes down whatever is up: also the way out of a failed open. */
 static void ucx_fini(struct bt_xfer *x)
 {
     struct ucx *u = x->wire;
@@ -679,11 +697,41 @@ static void ucx_fini(struct bt_xfer *x)
     while (!TAILQ_EMPTY(&u->workers)) {
         worker_destroy(u, TAILQ_LAST(&u->workers, ucx_workers));
     }
-    ucp_cleanup(u->context);
+    for (size_t i = 0; i < N_CONTEXTS; i++) {
+        if (u->contexts[i].handle != NULL) {
+            ucp_cleanup(u->contexts[i].handle);
+        }
+    }
     bt_map_fini(&u->by_ep);
     bt_free(u->pfds);
     ucs_log_pop_handler();
     bt_free(u);
+}
+
+static enum bt_status ucx_open(struct bt_xfer *x, const struct bt_xfer_opts *o, struct bt_err *err)
+{
+    struct ucx *u = bt_calloc(1, sizeof(*u));
+    if (u == NULL) {
+        return bt_err_set(err, BT_ERR_NOMEM, "transfer: out of memory");
+    }
+    ucs_log_push_handler(on_ucx_log); /* a stack, process-wide: each bt_xfer has its place in it */
+    bt_map_init(&u->by_ep, true);
+    TAILQ_INIT(&u->workers);
+    x->wire = u;
+    enum bt_status st = BT_OK;
+    /* The wake fd, the shared workers, one for each peer. */
+    u->pfds = bt_alloc((1 + N_CONTEXTS + (size_t)x->o.peers_max) * sizeof(*u->pfds));
+    if (u->pfds == NULL) {
+        st = bt_err_set(err, BT_ERR_NOMEM, "transfer: out of memory");
+    } else if (o->listen != NULL) {
+        st = listener_open(x, u, o->listen, err);
+    } else if (strcmp(x->tls, "auto") != 0 && context_for(x, "", err) == NULL) {
+        st = BT_ERR_DEVICE; /* a wrong list is told now, not at the first dial */
+    }
+    if (st != BT_OK) {
+        ucx_fini(x);
+    }
+    return st;
 }
 
 const struct xfer_ops xfer_ucx_ops = {
