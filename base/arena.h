@@ -1,7 +1,8 @@
 #ifndef BT_BASE_ARENA_H
 #define BT_BASE_ARENA_H
 
-/* Bump allocator with a cap: everything of one message or one request, freed at once. One thread. */
+/* Bump allocator with a cap: everything of one message or one request, freed at once. One thread.
+ */
 
 #include <stddef.h>
 #include "base/status.h"

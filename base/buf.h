@@ -9,7 +9,8 @@
 #include "base/status.h"
 
 struct bt_buf {
-    char *data; /* NUL after data[len], so text may be used as a C string; NULL while empty and never grown */
+    char *data; /* NUL after data[len], so text may be used as a C string; NULL while empty and
+                   never grown */
     size_t len;
     size_t cap;
     bool failed; /* an append ran out of memory; the content is cut and later appends do nothing */
@@ -25,8 +26,8 @@ bool bt_buf_addf(struct bt_buf *b, const char *fmt, ...) BT_PRINTF(2, 3);
 /* JSON string with quotes and escapes; invalid UTF-8 becomes U+FFFD. */
 bool bt_buf_add_json_str(struct bt_buf *b, const char *s, size_t n);
 void bt_buf_consume(struct bt_buf *b, size_t n); /* drops n bytes from the front */
-/* Takes the memory out (caller frees with bt_free); b is empty again. NULL if an append had failed; an empty
- * buffer gives "". len may be NULL. */
+/* Takes the memory out (caller frees with bt_free); b is empty again. NULL if an append had failed;
+ * an empty buffer gives "". len may be NULL. */
 char *bt_buf_take(struct bt_buf *b, size_t *len);
 
 #endif

@@ -3,7 +3,8 @@
 
 /* Log lines on stderr: `time level thread module req=ID text`, or one JSON object a line.
  * Any thread; one write() a line; never blocks on a lock held during I/O of another line's text.
- * error: operator must act; warn: degraded but continuing; info: lifecycle; debug: per object; trace: per step. */
+ * error: operator must act; warn: degraded but continuing; info: lifecycle; debug: per object;
+ * trace: per step. */
 
 #include <stdbool.h>
 #include "base/status.h"
@@ -15,8 +16,8 @@ void bt_log_setup(enum bt_log_level level, enum bt_log_format format);
 bool bt_log_on(enum bt_log_level level);
 /* Names the calling thread in its later lines (default "main"). name: static storage. */
 void bt_log_thread(const char *name);
-void bt_log_write(enum bt_log_level level, const char *module, const char *req, const char *fmt, ...)
-    BT_PRINTF(4, 5);
+void bt_log_write(enum bt_log_level level, const char *module, const char *req, const char *fmt,
+                  ...) BT_PRINTF(4, 5);
 
 /* req: request id or NULL. The arguments are evaluated only if the level is on. */
 #define BT_LOG(level, module, req, ...)                                                            \

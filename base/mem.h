@@ -1,8 +1,8 @@
 #ifndef BT_BASE_MEM_H
 #define BT_BASE_MEM_H
 
-/* Heap, counted, with an allocation that a test can make fail. All memory of the project outside third-party
- * libraries comes from here; any thread. */
+/* Heap, counted, with an allocation that a test can make fail. All memory of the project outside
+ * third-party libraries comes from here; any thread. */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -13,7 +13,8 @@
 void *bt_alloc(size_t n) BT_NODISCARD;
 void *bt_calloc(size_t count, size_t size) BT_NODISCARD; /* zeroed; overflow gives NULL */
 void *bt_realloc(void *p, size_t n) BT_NODISCARD;        /* old block stays on failure */
-void *bt_alloc_aligned(size_t align, size_t n) BT_NODISCARD; /* align: power of two; freed with bt_free */
+void *bt_alloc_aligned(size_t align,
+                       size_t n) BT_NODISCARD; /* align: power of two; freed with bt_free */
 char *bt_strdup(const char *s) BT_NODISCARD;
 char *bt_strndup(const char *s, size_t n) BT_NODISCARD;
 void bt_free(void *p);
@@ -22,7 +23,8 @@ void bt_free(void *p);
 bool bt_mul_size(size_t a, size_t b, size_t *out) BT_NODISCARD;
 bool bt_add_size(size_t a, size_t b, size_t *out) BT_NODISCARD;
 
-/* Tests: the nth (0-based) allocation of this thread from now on fails; off() tells whether one did. */
+/* Tests: the nth (0-based) allocation of this thread from now on fails; off() tells whether one
+ * did. */
 void bt_test_fail_alloc(uint64_t nth);
 bool bt_test_fail_alloc_off(void);
 size_t bt_test_live_bytes(void);

@@ -2,8 +2,9 @@
 #define BT_BASE_OPTIONS_H
 
 /* One static table per program: parse, range check, --help, --dump-config.
- * Precedence: option > environment BATON_<NAME> > --config file (`name = value` lines, # comments) > default.
- * Unknown keys are errors. Every program also gets --help, --version, --config, --dump-config,
+ * Precedence: option > environment BATON_<NAME> > --config file (`name = value` lines, # comments)
+ * > default. Unknown keys are errors. Every program also gets --help, --version, --config,
+ * --dump-config,
  * --log-level and --log-format from here. */
 
 #include <stdbool.h>
@@ -12,23 +13,23 @@
 #include "base/status.h"
 
 enum bt_opt_type {
-    BT_OPT_STR,      /* char * owned by the config struct */
+    BT_OPT_STR, /* char * owned by the config struct */
     BT_OPT_U32,
     BT_OPT_U64,
     BT_OPT_SIZE,     /* uint64_t bytes: 512, 64KiB, 2MiB, 1GiB */
     BT_OPT_DURATION, /* uint64_t ns: 250ms, 3s, 2min; a bare number is ms */
     BT_OPT_DOUBLE,
-    BT_OPT_BOOL,     /* bool; `--x` alone is true, `--no-x` false */
-    BT_OPT_ENUM,     /* int, index into `choices` */
-    BT_OPT_LIST,     /* char * with values joined by ',', each use of the option adds */
+    BT_OPT_BOOL, /* bool; `--x` alone is true, `--no-x` false */
+    BT_OPT_ENUM, /* int, index into `choices` */
+    BT_OPT_LIST, /* char * with values joined by ',', each use of the option adds */
 };
 
 struct bt_opt {
     const char *name; /* without dashes: "chunk-tokens"; environment BATON_CHUNK_TOKENS */
     enum bt_opt_type type;
-    size_t offset; /* into the config struct */
-    const char *dflt; /* text, parsed like a value; NULL: zero / NULL string */
-    double min, max;  /* numbers, in the unit stored; both 0: no range */
+    size_t offset;       /* into the config struct */
+    const char *dflt;    /* text, parsed like a value; NULL: zero / NULL string */
+    double min, max;     /* numbers, in the unit stored; both 0: no range */
     const char *choices; /* ENUM: "cpu|cuda|emulated" */
     const char *arg;     /* shown in help: "HOST:PORT" */
     const char *help;    /* one or two sentences with the unit */
@@ -44,8 +45,9 @@ struct bt_prog {
     bool positionals; /* allowed; otherwise an error */
 };
 
-/* An empty environment variable counts as not set. A value that begins with "--" needs the form --name=value. In a
- * file, a value may stand in double quotes (with \" and \\); # after a blank ends an unquoted one. */
+/* An empty environment variable counts as not set. A value that begins with "--" needs the form
+ * --name=value. In a file, a value may stand in double quotes (with \" and \\); # after a blank
+ * ends an unquoted one. */
 
 struct bt_opt_result {
     bool exit_now; /* --help, --version, --dump-config were served on stdout: exit 0 */
@@ -53,9 +55,9 @@ struct bt_opt_result {
     char **positional; /* points into argv */
 };
 
-/* Fills cfg (zeroed by the caller). On error err names the option, BT_ERR_INVALID: print it, exit 2; cfg holds no
- * strings then. Positional arguments are moved behind the options in argv.
- * Also sets up the log from --log-level / --log-format. */
+/* Fills cfg (zeroed by the caller). On error err names the option, BT_ERR_INVALID: print it, exit
+ * 2; cfg holds no strings then. Positional arguments are moved behind the options in argv. Also
+ * sets up the log from --log-level / --log-format. */
 enum bt_status bt_opt_parse(const struct bt_prog *prog, int argc, char **argv, void *cfg,
                             struct bt_opt_result *res, struct bt_err *err) BT_NODISCARD;
 void bt_opt_free(const struct bt_prog *prog, void *cfg); /* frees the strings */

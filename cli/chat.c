@@ -1,4 +1,5 @@
-/* baton chat: a conversation in the terminal, streaming, with history. Ctrl-C stops the answer, Ctrl-D or /exit ends. */
+/* baton chat: a conversation in the terminal, streaming, with history. Ctrl-C stops the answer,
+ * Ctrl-D or /exit ends. */
 
 #include <poll.h>
 #include <stdio.h>
@@ -22,7 +23,8 @@ struct chat_cfg {
 static const struct bt_opt options[] = {
     BT_CLIENT_ROWS(struct chat_cfg),
     BT_CLI_SAMPLING_ROWS(struct chat_cfg),
-    {"system", BT_OPT_STR, offsetof(struct chat_cfg, system), NULL, 0, 0, NULL, "TEXT", "System message to begin with."},
+    {"system", BT_OPT_STR, offsetof(struct chat_cfg, system), NULL, 0, 0, NULL, "TEXT",
+     "System message to begin with."},
     {"timings", BT_OPT_BOOL, offsetof(struct chat_cfg, timings), NULL, 0, 0, NULL, NULL,
      "Show after each answer where each millisecond went."},
 };
@@ -160,7 +162,8 @@ static void converse(struct chat *ch)
     }
     for (;;) {
         if (tty) {
-            printf("%s> %s", bt_cli_style(STDOUT_FILENO, BT_CLI_CYAN), bt_cli_style(STDOUT_FILENO, BT_CLI_PLAIN));
+            printf("%s> %s", bt_cli_style(STDOUT_FILENO, BT_CLI_CYAN),
+                   bt_cli_style(STDOUT_FILENO, BT_CLI_PLAIN));
             fflush(stdout);
         }
         if (!read_line(ch) || strcmp(ch->line.data, "/exit") == 0) {

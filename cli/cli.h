@@ -1,7 +1,8 @@
 #ifndef BT_CLI_CLI_H
 #define BT_CLI_CLI_H
 
-/* The `baton` command: one function per subcommand, argv[0] is the subcommand's name. Each returns an exit code. */
+/* The `baton` command: one function per subcommand, argv[0] is the subcommand's name. Each returns
+ * an exit code. */
 
 #include <stdbool.h>
 
@@ -11,7 +12,15 @@ int bt_cli_chat(int argc, char **argv);
 int bt_cli_status(int argc, char **argv);
 
 /* Escape sequences if standard output (error) is a terminal and NO_COLOR is not set, else "". */
-enum bt_cli_style { BT_CLI_PLAIN, BT_CLI_BOLD, BT_CLI_DIM, BT_CLI_RED, BT_CLI_GREEN, BT_CLI_YELLOW, BT_CLI_CYAN };
+enum bt_cli_style {
+    BT_CLI_PLAIN,
+    BT_CLI_BOLD,
+    BT_CLI_DIM,
+    BT_CLI_RED,
+    BT_CLI_GREEN,
+    BT_CLI_YELLOW,
+    BT_CLI_CYAN
+};
 const char *bt_cli_style(int fd, enum bt_cli_style s);
 
 #endif

@@ -22,7 +22,8 @@ static const struct command commands[] = {
 static void print_help(FILE *f)
 {
     fprintf(f, "Usage: baton COMMAND [options]\n\n"
-               "Disaggregated LLM serving: prompts are read on prefill nodes, answers written on decode nodes.\n\n"
+               "Disaggregated LLM serving: prompts are read on prefill nodes, answers written on "
+               "decode nodes.\n\n"
                "Commands:\n");
     for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++) {
         fprintf(f, "  %-10s%s\n", commands[i].name, commands[i].help);
@@ -40,7 +41,8 @@ int main(int argc, char **argv)
         print_help(stderr);
         return 2;
     }
-    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "help") == 0) {
+    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 ||
+        strcmp(argv[1], "help") == 0) {
         print_help(stdout);
         return 0;
     }

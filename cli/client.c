@@ -32,7 +32,8 @@ struct bt_client {
     enum bt_status status;
 };
 
-enum bt_status bt_client_create(const struct bt_client_cfg *cfg, struct bt_client **out, struct bt_err *err)
+enum bt_status bt_client_create(const struct bt_client_cfg *cfg, struct bt_client **out,
+                                struct bt_err *err)
 {
     struct bt_client *c = bt_calloc(1, sizeof *c);
 
@@ -141,20 +142,21 @@ static void on_close(struct bt_grpc_call *call, void *user, const struct bt_grpc
     snprintf(c->message, sizeof c->message, "%s", end->message);
 }
 
-static enum bt_status run_call(struct bt_client *c, const char *path, const struct bt_buf *request, uint64_t timeout_ns,
-                               struct bt_err *err)
+static enum bt_status run_call(struct bt_client *c, const char *path, const struct bt_buf *request,
+                               uint64_t timeout_ns, struct bt_err *err)
 {
     static const struct bt_grpc_events events = {.on_message = on_message, .on_close = on_close};
     struct bt_http_header auth = {"authorization", c->auth};
 
     c->done = c->by_user = false;
     c->status = BT_OK;
-    enum bt_status st = bt_grpc_call_start(c->channel,
-                                           &(struct bt_grpc_start){.path = path,
-                                                                   .timeout_ns = timeout_ns,
-                                                                   .metadata = &auth,
-                                                                   .n_metadata = c->auth[0] != '\0'},
-                                           &events, c, &c->call);
+    enum bt_status st =
+        bt_grpc_call_start(c->channel,
+                           &(struct bt_grpc_start){.path = path,
+                                                   .timeout_ns = timeout_ns,
+                                                   .metadata = &auth,
+                                                   .n_metadata = c->auth[0] != '\0'},
+                           &events, c, &c->call);
 
     if (st != BT_OK) {
         return bt_err_set(err, st, "cannot start a call to %s", c->server);
@@ -171,22 +173,23 @@ static enum bt_status run_call(struct bt_client *c, const char *path, const stru
         return bt_err_set(err, c->status, "%s sent something else than an answer", c->server);
     }
     if (c->end.status != BT_GRPC_OK) {
-        return bt_err_set(err, c->end.status == BT_GRPC_UNAVAILABLE ? BT_ERR_PEER_LOST : BT_ERR_INVALID, "%s: %s (%s)",
-                          c->server, c->message, bt_grpc_status_name(c->end.status));
+        return bt_err_set(err,
+                          c->end.status == BT_GRPC_UNAVAILABLE ? BT_ERR_PEER_LOST : BT_ERR_INVALID,
+                          "%s: %s (%s)", c->server, c->message, bt_grpc_status_name(c->end.status));
     }
     return BT_OK;
 }
 
-enum bt_status bt_client_unary(struct bt_client *c, const char *path, const struct bt_buf *request, struct bt_buf *reply,
-                               uint64_t timeout_ns, struct bt_err *err)
+enum bt_status bt_client_unary(struct bt_client *c, const char *path, const struct bt_buf *request,
+                               struct bt_buf *reply, uint64_t timeout_ns, struct bt_err *err)
 {
     c->on_delta = NULL;
     c->reply = reply;
     return run_call(c, path, request, timeout_ns, err);
 }
 
-enum bt_status bt_client_generate(struct bt_client *c, const struct bt_inf_generate *req, bt_client_delta_fn *on_delta,
-                                  void *arg, struct bt_err *err)
+enum bt_status bt_client_generate(struct bt_client *c, const struct bt_inf_generate *req,
+                                  bt_client_delta_fn *on_delta, void *arg, struct bt_err *err)
 {
     struct bt_buf b = {0};
 
@@ -224,9 +227,12 @@ void bt_client_print_timings(const struct bt_inf_timings *t, const struct bt_inf
     };
 
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        fprintf(stderr, "%s%14s %9.2f ms  %s%s\n", dim, rows[i].name, rows[i].ms, rows[i].what, off);
+        fprintf(stderr, "%s%14s %9.2f ms  %s%s\n", dim, rows[i].name, rows[i].ms, rows[i].what,
+                off);
     }
-    fprintf(stderr, "%s%14s %u prompt + %u answer; %u tokens (%.2f MiB of KV) moved from prefill to decode%s\n", dim,
-            "tokens", u->prompt_tokens, u->completion_tokens, u->transferred_tokens,
-            (double)t->transferred_bytes / (1024.0 * 1024.0), off);
+    fprintf(
+        stderr,
+        "%s%14s %u prompt + %u answer; %u tokens (%.2f MiB of KV) moved from prefill to decode%s\n",
+        dim, "tokens", u->prompt_tokens, u->completion_tokens, u->transferred_tokens,
+        (double)t->transferred_bytes / (1024.0 * 1024.0), off);
 }

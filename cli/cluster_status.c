@@ -28,8 +28,8 @@ static void print_node(const struct bt_inf_node *n)
 
     printf("%-14s %-8s %s%-10s%s %7u %7u %8u %8u %6u %6u  %.8s\n", n->name, n->role,
            bt_cli_style(STDOUT_FILENO, ready ? BT_CLI_GREEN : BT_CLI_YELLOW), n->state,
-           bt_cli_style(STDOUT_FILENO, BT_CLI_PLAIN), n->waiting, n->running, total, n->pages_free, n->pages_leased,
-           n->pages_quarantined, n->instance);
+           bt_cli_style(STDOUT_FILENO, BT_CLI_PLAIN), n->waiting, n->running, total, n->pages_free,
+           n->pages_leased, n->pages_quarantined, n->instance);
 }
 
 static void print_details(const struct bt_inf_node *n)
@@ -39,21 +39,23 @@ static void print_details(const struct bt_inf_node *n)
         printf("%-14s takes KV pages at %s\n", "", n->transfer_address);
     }
     for (size_t i = 0; i < n->n_transports; i++) {
-        printf("%-14s kv with %s over %s\n", "", n->transports[i].peer, n->transports[i].description);
+        printf("%-14s kv with %s over %s\n", "", n->transports[i].peer,
+               n->transports[i].description);
     }
 }
 
 static void print_cluster(const struct bt_inf_cluster *c)
 {
-    printf("%smodel %s%s, %u requests running, %u waiting, router %.8s\n\n", bt_cli_style(STDOUT_FILENO, BT_CLI_BOLD),
-           c->model, bt_cli_style(STDOUT_FILENO, BT_CLI_PLAIN), c->requests_running, c->requests_waiting,
+    printf("%smodel %s%s, %u requests running, %u waiting, router %.8s\n\n",
+           bt_cli_style(STDOUT_FILENO, BT_CLI_BOLD), c->model,
+           bt_cli_style(STDOUT_FILENO, BT_CLI_PLAIN), c->requests_running, c->requests_waiting,
            c->router_instance);
     if (c->n_nodes == 0) {
         printf("no nodes are connected\n");
         return;
     }
-    printf("%-14s %-8s %-10s %7s %7s %8s %8s %6s %6s  %s\n", "node", "role", "state", "waiting", "running", "pages",
-           "free", "leased", "quar.", "instance");
+    printf("%-14s %-8s %-10s %7s %7s %8s %8s %6s %6s  %s\n", "node", "role", "state", "waiting",
+           "running", "pages", "free", "leased", "quar.", "instance");
     for (size_t i = 0; i < c->n_nodes; i++) {
         print_node(&c->nodes[i]);
     }
@@ -70,7 +72,8 @@ static enum bt_status show(struct bt_client *client, struct bt_err *err)
     struct bt_inf_cluster cluster;
 
     bt_arena_init(&arena, ARENA_MAX);
-    enum bt_status st = bt_client_unary(client, BT_INF_GET_CLUSTER, &request, &reply, TIMEOUT_NS, err);
+    enum bt_status st =
+        bt_client_unary(client, BT_INF_GET_CLUSTER, &request, &reply, TIMEOUT_NS, err);
 
     if (st == BT_OK) {
         st = bt_inf_cluster_decode(reply.data, reply.len, &arena, &cluster, err);

@@ -1,4 +1,5 @@
-/* Runs the embedded fetch_model.py. Python is there wherever pip is, and brings hashing and zip files along. */
+/* Runs the embedded fetch_model.py. Python is there wherever pip is, and brings hashing and zip
+ * files along. */
 
 #include "cli/fetch.h"
 
@@ -22,7 +23,9 @@ static enum bt_status cache_folder(struct bt_buf *out, struct bt_err *err)
     } else if (home != NULL && home[0] == '/') {
         ok = bt_buf_addf(out, "%s/.cache/baton", home);
     } else {
-        return bt_err_set(err, BT_ERR_IO, "no cache folder: neither XDG_CACHE_HOME nor HOME is set; give --model PATH");
+        return bt_err_set(
+            err, BT_ERR_IO,
+            "no cache folder: neither XDG_CACHE_HOME nor HOME is set; give --model PATH");
     }
     return ok ? BT_OK : bt_err_set(err, BT_ERR_NOMEM, "out of memory");
 }
@@ -31,7 +34,8 @@ static void run_script(int out_fd, const char *folder)
 {
     struct bt_buf script = {0};
 
-    if (dup2(out_fd, STDOUT_FILENO) >= 0 && bt_buf_add(&script, bt_cli_fetch_script, bt_cli_fetch_script_bytes)) {
+    if (dup2(out_fd, STDOUT_FILENO) >= 0 &&
+        bt_buf_add(&script, bt_cli_fetch_script, bt_cli_fetch_script_bytes)) {
         execlp("python3", "python3", "-c", script.data, folder, (char *)NULL);
     }
     _exit(127);
@@ -70,7 +74,8 @@ enum bt_status bt_cli_fetch_model(struct bt_buf *path, struct bt_err *err)
         return bt_err_set(err, BT_ERR_IO, "cannot run python3: %s", strerror(errno));
     }
     if (WIFEXITED(status) && WEXITSTATUS(status) == 127) {
-        return bt_err_set(err, BT_ERR_NOT_FOUND, "python3 is needed to fetch the model; install it or give --model PATH");
+        return bt_err_set(err, BT_ERR_NOT_FOUND,
+                          "python3 is needed to fetch the model; install it or give --model PATH");
     }
     while (path->len > 0 && path->data[path->len - 1] == '\n') {
         path->data[--path->len] = '\0';

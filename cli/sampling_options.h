@@ -1,7 +1,8 @@
 #ifndef BT_CLI_SAMPLING_OPTIONS_H
 #define BT_CLI_SAMPLING_OPTIONS_H
 
-/* The sampling options of `complete` and `chat`. NaN and the sentinels below mean: not given, the router's default. */
+/* The sampling options of `complete` and `chat`. NaN and the sentinels below mean: not given, the
+ * router's default. */
 
 #include "base/options.h"
 #include "cli/client.h"
@@ -15,25 +16,62 @@ struct bt_cli_sampling {
     char *stop;
 };
 
-#define BT_CLI_SAMPLING_ROWS(type)                                                                                     \
-    {"max-tokens", BT_OPT_DOUBLE, offsetof(type, sampling.max_tokens), "-1", -1, 4e9, NULL, "N",                       \
-     "Longest answer, in tokens; -1: what is left of the context."},                                                   \
-        {"temperature", BT_OPT_DOUBLE, offsetof(type, sampling.temperature), "-1", -1, 1e6, NULL, "T",                 \
-         "0: always the likeliest token; higher is freer; -1: the router's default, 1."},                              \
-        {"top-p", BT_OPT_DOUBLE, offsetof(type, sampling.top_p), "-1", -1, 1, NULL, "P",                               \
-         "Sample among the likeliest tokens that together have this probability."},                                    \
-        {"top-k", BT_OPT_DOUBLE, offsetof(type, sampling.top_k), "-1", -1, 4e9, NULL, "K",                             \
-         "Sample among the K likeliest tokens."},                                                                      \
-        {"min-p", BT_OPT_DOUBLE, offsetof(type, sampling.min_p), "-1", -1, 1, NULL, "P",                               \
-         "Drop tokens less likely than P times the likeliest."},                                                       \
-        {"repetition-penalty", BT_OPT_DOUBLE, offsetof(type, sampling.repetition_penalty), "-1", -1, 1e6, NULL, "X",   \
-         "Above 1: tokens already seen become less likely."},                                                          \
-        {"seed", BT_OPT_DOUBLE, offsetof(type, sampling.seed), "-1", -1, 9e15, NULL, "N",                              \
-         "The same seed gives the same answer."},                                                                      \
-        {"ignore-eos", BT_OPT_BOOL, offsetof(type, sampling.ignore_eos), NULL, 0, 0, NULL, NULL,                       \
-         "Go on after the end-of-text token."},                                                                        \
-        {"stop", BT_OPT_STR, offsetof(type, sampling.stop), NULL, 0, 0, NULL, "TEXT",                                  \
-         "End the answer before this text."}
+#define BT_CLI_SAMPLING_ROWS(type)                                                                 \
+    {"max-tokens",                                                                                 \
+     BT_OPT_DOUBLE,                                                                                \
+     offsetof(type, sampling.max_tokens),                                                          \
+     "-1",                                                                                         \
+     -1,                                                                                           \
+     4e9,                                                                                          \
+     NULL,                                                                                         \
+     "N",                                                                                          \
+     "Longest answer, in tokens; -1: what is left of the context."},                               \
+        {"temperature",                                                                            \
+         BT_OPT_DOUBLE,                                                                            \
+         offsetof(type, sampling.temperature),                                                     \
+         "-1",                                                                                     \
+         -1,                                                                                       \
+         1e6,                                                                                      \
+         NULL,                                                                                     \
+         "T",                                                                                      \
+         "0: always the likeliest token; higher is freer; -1: the router's default, 1."},          \
+        {"top-p",                                                                                  \
+         BT_OPT_DOUBLE,                                                                            \
+         offsetof(type, sampling.top_p),                                                           \
+         "-1",                                                                                     \
+         -1,                                                                                       \
+         1,                                                                                        \
+         NULL,                                                                                     \
+         "P",                                                                                      \
+         "Sample among the likeliest tokens that together have this probability."},                \
+        {"top-k", BT_OPT_DOUBLE, offsetof(type, sampling.top_k),        "-1", -1, 4e9,             \
+         NULL,    "K",           "Sample among the K likeliest tokens."},                          \
+        {"min-p",                                                                                  \
+         BT_OPT_DOUBLE,                                                                            \
+         offsetof(type, sampling.min_p),                                                           \
+         "-1",                                                                                     \
+         -1,                                                                                       \
+         1,                                                                                        \
+         NULL,                                                                                     \
+         "P",                                                                                      \
+         "Drop tokens less likely than P times the likeliest."},                                   \
+        {"repetition-penalty",                                                                     \
+         BT_OPT_DOUBLE,                                                                            \
+         offsetof(type, sampling.repetition_penalty),                                              \
+         "-1",                                                                                     \
+         -1,                                                                                       \
+         1e6,                                                                                      \
+         NULL,                                                                                     \
+         "X",                                                                                      \
+         "Above 1: tokens already seen become less likely."},                                      \
+        {"seed", BT_OPT_DOUBLE, offsetof(type, sampling.seed),         "-1", -1, 9e15,             \
+         NULL,   "N",           "The same seed gives the same answer."},                           \
+        {"ignore-eos", BT_OPT_BOOL, offsetof(type, sampling.ignore_eos), NULL, 0, 0,               \
+         NULL,         NULL,        "Go on after the end-of-text token."},                         \
+    {                                                                                              \
+        "stop", BT_OPT_STR, offsetof(type, sampling.stop), NULL, 0, 0, NULL, "TEXT",               \
+            "End the answer before this text."                                                     \
+    }
 
 /* What was given, as the wire wants it; borrows s. */
 struct bt_inf_sampling bt_cli_sampling_resolve(const struct bt_cli_sampling *s);

@@ -1,5 +1,5 @@
-/* baton up: router, prefill and decode nodes as child processes. Owns the children and their output; knows of the
- * daemons only their names, options and two log lines that tell addresses. */
+/* baton up: router, prefill and decode nodes as child processes. Owns the children and their
+ * output; knows of the daemons only their names, options and two log lines that tell addresses. */
 
 #include <errno.h>
 #include <fcntl.h>
@@ -19,11 +19,11 @@
 #include "cli/client.h"
 #include "cli/fetch.h"
 
-#define CHILDREN_MAX 130
-#define ARGS_MAX     256
+#define CHILDREN_MAX   130
+#define ARGS_MAX       256
 #define LINE_MAX_BYTES 8192u
-#define READY_POLL_NS (100 * BT_NS_PER_MS)
-#define KILL_AFTER_NS (35 * BT_NS_PER_S)
+#define READY_POLL_NS  (100 * BT_NS_PER_MS)
+#define KILL_AFTER_NS  (35 * BT_NS_PER_S)
 
 struct up_cfg {
     char *model, *listen;
@@ -34,17 +34,22 @@ struct up_cfg {
 static const struct bt_opt options[] = {
     {"model", BT_OPT_STR, offsetof(struct up_cfg, model), NULL, 0, 0, NULL, "DIR_OR_GGUF",
      "Model to serve (default: SmolLM2-135M-Instruct, fetched once into the cache folder)."},
-    {"prefill", BT_OPT_U32, offsetof(struct up_cfg, n_prefill), "1", 1, 64, NULL, "N", "Number of prefill nodes."},
-    {"decode", BT_OPT_U32, offsetof(struct up_cfg, n_decode), "1", 1, 64, NULL, "N", "Number of decode nodes."},
-    {"listen", BT_OPT_STR, offsetof(struct up_cfg, listen), "127.0.0.1:8000", 0, 0, NULL, "HOST:PORT",
+    {"prefill", BT_OPT_U32, offsetof(struct up_cfg, n_prefill), "1", 1, 64, NULL, "N",
+     "Number of prefill nodes."},
+    {"decode", BT_OPT_U32, offsetof(struct up_cfg, n_decode), "1", 1, 64, NULL, "N",
+     "Number of decode nodes."},
+    {"listen", BT_OPT_STR, offsetof(struct up_cfg, listen), "127.0.0.1:8000", 0, 0, NULL,
+     "HOST:PORT",
      "Where clients connect: gRPC and OpenAI HTTP on the same port; port 0: any free one."},
     {"verbose", BT_OPT_BOOL, offsetof(struct up_cfg, verbose), NULL, 0, 0, NULL, NULL,
      "Show everything the daemons log, not only warnings and errors."},
 };
 
-/* Options of the router alone; any other that is not ours goes to every daemon that reads prompts or answers. */
-static const char *const router_only[] = {"model-name", "api-key-file", "local-prefill", "tls-cert", "tls-key",
-                                          "queue-timeout", "queue-max", "request-timeout", "buckets"};
+/* Options of the router alone; any other that is not ours goes to every daemon that reads prompts
+ * or answers. */
+static const char *const router_only[] = {"model-name", "api-key-file",    "local-prefill",
+                                          "tls-cert",   "tls-key",         "queue-timeout",
+                                          "queue-max",  "request-timeout", "buckets"};
 
 enum child_kind { CHILD_ROUTER, CHILD_PREFILL, CHILD_DECODE };
 
@@ -123,7 +128,8 @@ static char *without_prefix(char *arg, size_t prefix)
     return out;
 }
 
-/* One option that is not ours: to whom it goes. *arg is replaced by the option as that daemon knows it. */
+/* One option that is not ours: to whom it goes. *arg is replaced by the option as that daemon knows
+ * it. */
 static unsigned receivers(char **arg)
 {
     char *name = *arg + 2;
@@ -153,8 +159,9 @@ static unsigned receivers(char **arg)
     return 1u << CHILD_PREFILL | 1u << CHILD_DECODE;
 }
 
-/* Splits argv into our own options (returned, NULL-terminated by count) and those that pass through. A value is the next
- * argument unless it begins with "--" or the option has one after '='. */
+/* Splits argv into our own options (returned, NULL-terminated by count) and those that pass
+ * through. A value is the next argument unless it begins with "--" or the option has one after '='.
+ */
 static int split_args(struct up *u, int argc, char **argv, char **own)
 {
     int n = 0;
@@ -168,7 +175,8 @@ static int split_args(struct up *u, int argc, char **argv, char **own)
             own[n++] = arg;
             continue;
         }
-        bool separate = strchr(arg, '=') == NULL && i + 1 < argc && strncmp(argv[i + 1], "--", 2) != 0;
+        bool separate =
+            strchr(arg, '=') == NULL && i + 1 < argc && strncmp(argv[i + 1], "--", 2) != 0;
         unsigned to = receivers(&arg);
 
         for (int k = 0; k < 3; k++) {
@@ -191,7 +199,8 @@ static bool passes(const struct up *u, enum child_kind k, const char *option)
     size_t len = strlen(option);
 
     for (size_t i = 0; i < u->n_pass[k]; i++) {
-        if (strncmp(u->pass[k][i], option, len) == 0 && (u->pass[k][i][len] == '\0' || u->pass[k][i][len] == '=')) {
+        if (strncmp(u->pass[k][i], option, len) == 0 &&
+            (u->pass[k][i][len] == '\0' || u->pass[k][i][len] == '=')) {
             return true;
         }
     }
@@ -210,7 +219,8 @@ static void exec_child(const struct up *u, const struct child *c, int err_fd)
     (void)prctl(PR_SET_PDEATHSIG, SIGTERM);
     snprintf(path, sizeof path, "%s/%s", u->bin, programs[c->kind]);
     snprintf(threads, sizeof threads, "%u", share > 0 ? share : 1);
-    snprintf(kv, sizeof kv, "%llu", (unsigned long long)(bt_memory_usable() / 4 / (u->cfg.n_prefill + u->cfg.n_decode)));
+    snprintf(kv, sizeof kv, "%llu",
+             (unsigned long long)(bt_memory_usable() / 4 / (u->cfg.n_prefill + u->cfg.n_decode)));
     union {
         const char *in;
         char *out;
@@ -248,7 +258,8 @@ static void exec_child(const struct up *u, const struct child *c, int err_fd)
     _exit(127);
 }
 
-static enum bt_status start_child(struct up *u, enum child_kind kind, const char *name, struct bt_err *err)
+static enum bt_status start_child(struct up *u, enum child_kind kind, const char *name,
+                                  struct bt_err *err)
 {
     struct child *c = &u->children[u->n];
     int fds[2];
@@ -265,7 +276,8 @@ static enum bt_status start_child(struct up *u, enum child_kind kind, const char
 
         sigemptyset(&none);
         sigprocmask(SIG_SETMASK, &none, NULL);
-        (void)setpgid(0, 0); /* the terminal's Ctrl-C comes to us alone; we end the children in order */
+        (void)setpgid(
+            0, 0); /* the terminal's Ctrl-C comes to us alone; we end the children in order */
         exec_child(u, c, fds[1]);
     }
     close(fds[1]);
@@ -300,7 +312,8 @@ static void take_address(const char *line, const char *after, char out[256])
 static void on_line(struct up *u, struct child *c, const char *line)
 {
     bool warn = strstr(line, " warn ") != NULL;
-    bool info = strstr(line, " info ") != NULL || strstr(line, " debug ") != NULL || strstr(line, " trace ") != NULL;
+    bool info = strstr(line, " info ") != NULL || strstr(line, " debug ") != NULL ||
+                strstr(line, " trace ") != NULL;
 
     if (c->kind == CHILD_ROUTER) {
         take_address(line, "listening on http://", u->listening);
@@ -355,8 +368,9 @@ static void reap(struct up *u)
             read_child(u, c);
         }
         if (!u->stopping) {
-            fprintf(stderr, "%sbaton up: %s (pid %ld) ended: %s %d%s\n", bt_cli_style(STDERR_FILENO, BT_CLI_RED), c->name,
-                    (long)c->pid, WIFEXITED(status) ? "exit code" : "signal",
+            fprintf(stderr, "%sbaton up: %s (pid %ld) ended: %s %d%s\n",
+                    bt_cli_style(STDERR_FILENO, BT_CLI_RED), c->name, (long)c->pid,
+                    WIFEXITED(status) ? "exit code" : "signal",
                     WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status),
                     bt_cli_style(STDERR_FILENO, BT_CLI_PLAIN));
         }
@@ -437,7 +451,8 @@ static bool nodes_ready(struct up *u)
     return ready >= u->cfg.n_prefill + u->cfg.n_decode;
 }
 
-/* With an API key file or TLS the status cannot be asked for without credentials: then the sessions tell. */
+/* With an API key file or TLS the status cannot be asked for without credentials: then the sessions
+ * tell. */
 static bool may_ask(const struct up *u)
 {
     return !passes(u, CHILD_ROUTER, "--api-key-file") && !passes(u, CHILD_ROUTER, "--tls-cert");
@@ -467,7 +482,8 @@ static void print_ready(const struct up *u)
     fprintf(stderr,
             "%sready%s on http://%s: %u prefill, %u decode\n"
             "  baton chat --server %s\n"
-            "  curl http://%s/v1/completions -d '{\"prompt\": \"Once upon a time\", \"max_tokens\": 32}'\n"
+            "  curl http://%s/v1/completions -d '{\"prompt\": \"Once upon a time\", "
+            "\"max_tokens\": 32}'\n"
             "  Ctrl-C stops everything\n",
             bold, off, u->listening, u->cfg.n_prefill, u->cfg.n_decode, u->listening, u->listening);
 }
@@ -557,12 +573,15 @@ int bt_cli_up(int argc, char **argv)
 {
     const struct bt_prog prog = {
         .name = "baton up",
-        .summary = "Starts router, prefill and decode nodes on this machine; Ctrl-C stops them together.",
+        .summary =
+            "Starts router, prefill and decode nodes on this machine; Ctrl-C stops them together.",
         .usage = "[options] [options of the daemons]",
         .opts = options,
         .n_opts = sizeof options / sizeof options[0],
-        .epilogue = "Other options pass through to the daemons: --threads 2 goes to all nodes, --prefill-threads 2 to the\n"
-                    "prefill nodes, --decode-max-batch 16 to the decode nodes, --router-log-level debug to the router.\n\n"
+        .epilogue = "Other options pass through to the daemons: --threads 2 goes to all nodes, "
+                    "--prefill-threads 2 to the\n"
+                    "prefill nodes, --decode-max-batch 16 to the decode nodes, --router-log-level "
+                    "debug to the router.\n\n"
                     "Example:\n  baton up --prefill 2 --decode 1 --kv-bytes 512MiB\n",
     };
     struct up *u = bt_calloc(1, sizeof *u);
@@ -573,7 +592,8 @@ int bt_cli_up(int argc, char **argv)
 
     if (u == NULL || own == NULL) {
         fprintf(stderr, "baton up: out of memory\n");
-    } else if (bt_opt_parse(&prog, split_args(u, argc, argv, own), own, &u->cfg, &res, &err) != BT_OK) {
+    } else if (bt_opt_parse(&prog, split_args(u, argc, argv, own), own, &u->cfg, &res, &err) !=
+               BT_OK) {
         rc = 2;
     } else if (res.exit_now) {
         rc = 0;

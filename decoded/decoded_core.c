@@ -1,5 +1,5 @@
-/* The decode node's decisions. Owns jobs, leases (generations) and parked messages as plain state; refuses to know of
- * sockets, threads, UCX, the engine's inside and the clock. */
+/* The decode node's decisions. Owns jobs, leases (generations) and parked messages as plain state;
+ * refuses to know of sockets, threads, UCX, the engine's inside and the clock. */
 
 #include "decoded/decoded_core.h"
 
@@ -71,8 +71,9 @@ enum bt_status bt_dc_core_create(const struct bt_dc_opts *opts, struct bt_dc_cor
     c->opts = *opts;
     bt_map_init(&c->by_generation, true);
     c->parked = bt_calloc(opts->parked_max, sizeof *c->parked);
-    enum bt_status st = c->parked == NULL ? BT_ERR_NOMEM
-                                          : bt_ticket_table_init(&c->jobs, sizeof(struct dc_job), opts->max_jobs);
+    enum bt_status st = c->parked == NULL
+                            ? BT_ERR_NOMEM
+                            : bt_ticket_table_init(&c->jobs, sizeof(struct dc_job), opts->max_jobs);
 
     if (st != BT_OK) {
         bt_free(c->parked);
@@ -140,7 +141,8 @@ static struct bt_dc_action *act(struct bt_dc_core *c, enum bt_dc_action_kind kin
         size_t cap = a->cap == 0 ? 64 : a->cap * 2;
         struct bt_dc_action *grown = bt_realloc(a->items, cap * sizeof *grown);
 
-        BT_ASSERT(grown != NULL); /* a lost action would break the protocol: better die and be replaced */
+        BT_ASSERT(grown !=
+                  NULL); /* a lost action would break the protocol: better die and be replaced */
         a->items = grown;
         a->cap = cap;
     }
@@ -151,7 +153,8 @@ static struct bt_dc_action *act(struct bt_dc_core *c, enum bt_dc_action_kind kin
     return x;
 }
 
-static struct bt_dc_action *act_job(struct bt_dc_core *c, enum bt_dc_action_kind kind, const struct dc_job *j)
+static struct bt_dc_action *act_job(struct bt_dc_core *c, enum bt_dc_action_kind kind,
+                                    const struct dc_job *j)
 {
     struct bt_dc_action *a = act(c, kind);
 
@@ -163,8 +166,8 @@ static struct bt_dc_action *act_job(struct bt_dc_core *c, enum bt_dc_action_kind
     return a;
 }
 
-static struct bt_control *act_control(struct bt_dc_core *c, uint64_t conn, enum bt_control_kind kind,
-                                      const struct bt_ticket *t)
+static struct bt_control *act_control(struct bt_dc_core *c, uint64_t conn,
+                                      enum bt_control_kind kind, const struct bt_ticket *t)
 {
     struct bt_dc_action *a = act(c, BT_DC_CONTROL);
 
@@ -174,8 +177,8 @@ static struct bt_control *act_control(struct bt_dc_core *c, uint64_t conn, enum 
     return &a->control;
 }
 
-static void act_refuse(struct bt_dc_core *c, uint64_t conn, const struct bt_ticket *t, enum bt_attempt_reason reason,
-                       const char *text)
+static void act_refuse(struct bt_dc_core *c, uint64_t conn, const struct bt_ticket *t,
+                       enum bt_attempt_reason reason, const char *text)
 {
     struct bt_control *m = act_control(c, conn, BT_CONTROL_REFUSE, t);
 
@@ -183,8 +186,8 @@ static void act_refuse(struct bt_dc_core *c, uint64_t conn, const struct bt_tick
     m->refuse.text = text;
 }
 
-static void act_end(struct bt_dc_core *c, uint32_t router, const struct bt_ticket *t, enum bt_attempt_reason reason,
-                    const char *text)
+static void act_end(struct bt_dc_core *c, uint32_t router, const struct bt_ticket *t,
+                    enum bt_attempt_reason reason, const char *text)
 {
     struct bt_dc_action *a = act(c, BT_DC_ATTEMPT_END);
 
@@ -207,7 +210,8 @@ static struct dc_job *live_job(struct bt_dc_core *c, uint64_t id)
     return j != NULL && j->state != JOB_ENDING ? j : NULL;
 }
 
-static struct dc_job *job_by_generation(struct bt_dc_core *c, const struct bt_ticket *t, uint64_t generation)
+static struct dc_job *job_by_generation(struct bt_dc_core *c, const struct bt_ticket *t,
+                                        uint64_t generation)
 {
     uint64_t id = 0;
 
@@ -265,18 +269,21 @@ static void job_revoke_at_peer(struct bt_dc_core *c, struct dc_job *j)
     }
 }
 
-static void job_fail(struct bt_dc_core *c, struct dc_job *j, enum bt_attempt_reason reason, const char *text)
+static void job_fail(struct bt_dc_core *c, struct dc_job *j, enum bt_attempt_reason reason,
+                     const char *text)
 {
     c->stats.failures++;
     act_end(c, j->router, &j->head.ticket, reason, text);
     job_end(c, j);
 }
 
-static void job_lease(struct bt_dc_core *c, struct dc_job *j, uint64_t conn, uint32_t n_tokens, uint64_t now)
+static void job_lease(struct bt_dc_core *c, struct dc_job *j, uint64_t conn, uint32_t n_tokens,
+                      uint64_t now)
 {
     if (n_tokens != j->req.n_tokens) {
         c->stats.stale++;
-        act_refuse(c, conn, &j->head.ticket, BT_ATTEMPT_INVALID, "the token counts of the two legs differ");
+        act_refuse(c, conn, &j->head.ticket, BT_ATTEMPT_INVALID,
+                   "the token counts of the two legs differ");
         job_fail(c, j, BT_ATTEMPT_RETRY, "the token counts of the two legs differ");
         return;
     }
@@ -305,7 +312,8 @@ static void parked_drop(struct bt_dc_core *c, struct parked *p)
     c->n_parked--;
 }
 
-static void park(struct bt_dc_core *c, const struct bt_ticket *t, uint64_t conn, uint32_t n_tokens, uint64_t now)
+static void park(struct bt_dc_core *c, const struct bt_ticket *t, uint64_t conn, uint32_t n_tokens,
+                 uint64_t now)
 {
     if (parked_find(c, t) != NULL) {
         c->stats.stale++;
@@ -344,7 +352,8 @@ static bool copy_request(struct dc_job *j, const struct bt_msg_submit *s)
     return true;
 }
 
-void bt_dc_on_submit(struct bt_dc_core *c, uint64_t now, uint32_t router, const struct bt_msg_submit *s)
+void bt_dc_on_submit(struct bt_dc_core *c, uint64_t now, uint32_t router,
+                     const struct bt_msg_submit *s)
 {
     begin(c);
     if (bt_ticket_table_by_ticket(&c->jobs, &s->ticket) != NULL) {
@@ -406,7 +415,8 @@ void bt_dc_on_router_lost(struct bt_dc_core *c, uint64_t now, uint32_t router)
 
 /* ---- from the engine ---- */
 
-void bt_dc_on_engine_failed(struct bt_dc_core *c, uint64_t now, uint64_t job, enum bt_status st, const char *text)
+void bt_dc_on_engine_failed(struct bt_dc_core *c, uint64_t now, uint64_t job, enum bt_status st,
+                            const char *text)
 {
     struct dc_job *j = live_job(c, job);
 
@@ -415,9 +425,9 @@ void bt_dc_on_engine_failed(struct bt_dc_core *c, uint64_t now, uint64_t job, en
     if (j == NULL) {
         return;
     }
-    enum bt_attempt_reason reason = st == BT_ERR_INVALID                          ? BT_ATTEMPT_INVALID
+    enum bt_attempt_reason reason = st == BT_ERR_INVALID                      ? BT_ATTEMPT_INVALID
                                     : st == BT_ERR_BUSY || st == BT_ERR_NOMEM ? BT_ATTEMPT_REFUSED
-                                                                                  : BT_ATTEMPT_INTERNAL;
+                                                                              : BT_ATTEMPT_INTERNAL;
 
     snprintf(c->text, sizeof c->text, "%s", text);
     j->engine_knows = false;
@@ -476,7 +486,10 @@ static struct bt_msg_output *act_output(struct bt_dc_core *c, struct dc_job *j, 
 {
     struct bt_dc_action *a = act_job(c, BT_DC_OUTPUT, j);
 
-    a->output = (struct bt_msg_output){.ticket = j->head.ticket, .index = index, .n_tokens = 1, .tokens = &j->out,
+    a->output = (struct bt_msg_output){.ticket = j->head.ticket,
+                                       .index = index,
+                                       .n_tokens = 1,
+                                       .tokens = &j->out,
                                        .has_logprobs = j->has_logprobs};
     return &a->output;
 }
@@ -570,9 +583,11 @@ static void job_try_run(struct bt_dc_core *c, struct dc_job *j, uint64_t now)
     o->stats = leg_stats(j, now);
 }
 
-static void on_handoff(struct bt_dc_core *c, struct dc_job *j, const struct bt_control *m, uint64_t now)
+static void on_handoff(struct bt_dc_core *c, struct dc_job *j, const struct bt_control *m,
+                       uint64_t now)
 {
-    if (m->handoff.index != j->req.n_tokens - j->req.n_prompt || m->handoff.n_groups != c->opts.n_groups) {
+    if (m->handoff.index != j->req.n_tokens - j->req.n_prompt ||
+        m->handoff.n_groups != c->opts.n_groups) {
         job_revoke_at_peer(c, j);
         job_fail(c, j, BT_ATTEMPT_RETRY, "the hand-off does not fit the request");
         return;
@@ -586,7 +601,8 @@ static void on_handoff(struct bt_dc_core *c, struct dc_job *j, const struct bt_c
     act_job(c, BT_DC_LAND_EXPECT, j)->n_shares = j->n_shares;
 }
 
-static void on_started(struct bt_dc_core *c, uint64_t now, uint64_t conn, struct dc_job *j, const struct bt_control *m)
+static void on_started(struct bt_dc_core *c, uint64_t now, uint64_t conn, struct dc_job *j,
+                       const struct bt_control *m)
 {
     if (j == NULL) {
         park(c, &m->ticket, conn, m->started.n_tokens, now);
@@ -595,20 +611,23 @@ static void on_started(struct bt_dc_core *c, uint64_t now, uint64_t conn, struct
     } else {
         c->stats.stale++;
         if (j->conn != conn) {
-            act_refuse(c, conn, &m->ticket, BT_ATTEMPT_INVALID, "this ticket belongs to another prefill node");
+            act_refuse(c, conn, &m->ticket, BT_ATTEMPT_INVALID,
+                       "this ticket belongs to another prefill node");
         }
     }
 }
 
-static void on_forget(struct bt_dc_core *c, uint64_t conn, struct dc_job *j, const struct bt_control *m)
+static void on_forget(struct bt_dc_core *c, uint64_t conn, struct dc_job *j,
+                      const struct bt_control *m)
 {
     struct parked *p = parked_find(c, &m->ticket);
 
     if (p != NULL && p->conn == conn) {
         parked_drop(c, p);
     }
-    /* P tells the router itself why (token 0 ended the answer, cancelled, failed): a second report from here could
-     * overtake it and start a retry. Once the sequence runs from D's own pages P's word no longer counts. */
+    /* P tells the router itself why (token 0 ended the answer, cancelled, failed): a second report
+     * from here could overtake it and start a retry. Once the sequence runs from D's own pages P's
+     * word no longer counts. */
     if (j != NULL && j->conn == conn && (j->state == JOB_LEASING || j->state == JOB_LANDING)) {
         job_end(c, j);
     }
@@ -624,7 +643,8 @@ void bt_dc_on_control(struct bt_dc_core *c, uint64_t now, uint64_t conn, const s
         on_started(c, now, conn, j, m);
         return;
     case BT_CONTROL_HANDOFF:
-        if (j != NULL && j->conn == conn && j->state == JOB_LANDING && j->generation == m->generation && !j->handed) {
+        if (j != NULL && j->conn == conn && j->state == JOB_LANDING &&
+            j->generation == m->generation && !j->handed) {
             on_handoff(c, j, m, now);
             return;
         }
@@ -645,7 +665,8 @@ void bt_dc_on_control(struct bt_dc_core *c, uint64_t now, uint64_t conn, const s
     c->stats.stale++;
 }
 
-void bt_dc_on_landed(struct bt_dc_core *c, uint64_t now, const struct bt_ticket *t, uint64_t generation)
+void bt_dc_on_landed(struct bt_dc_core *c, uint64_t now, const struct bt_ticket *t,
+                     uint64_t generation)
 {
     struct dc_job *j = job_by_generation(c, t, generation);
 
@@ -655,8 +676,8 @@ void bt_dc_on_landed(struct bt_dc_core *c, uint64_t now, const struct bt_ticket 
     }
 }
 
-void bt_dc_on_land_full(struct bt_dc_core *c, uint64_t now, const struct bt_ticket *t, uint64_t generation,
-                        enum bt_status st, uint64_t bytes, uint64_t move_ns)
+void bt_dc_on_land_full(struct bt_dc_core *c, uint64_t now, const struct bt_ticket *t,
+                        uint64_t generation, enum bt_status st, uint64_t bytes, uint64_t move_ns)
 {
     struct dc_job *j = job_by_generation(c, t, generation);
 
@@ -676,7 +697,8 @@ void bt_dc_on_land_full(struct bt_dc_core *c, uint64_t now, const struct bt_tick
     job_try_run(c, j, now);
 }
 
-void bt_dc_on_land_closed(struct bt_dc_core *c, uint64_t now, const struct bt_ticket *t, uint64_t generation)
+void bt_dc_on_land_closed(struct bt_dc_core *c, uint64_t now, const struct bt_ticket *t,
+                          uint64_t generation)
 {
     struct dc_job *j = job_by_generation(c, t, generation);
 

@@ -1,13 +1,14 @@
 #ifndef BT_DECODED_DECODED_CORE_H
 #define BT_DECODED_DECODED_CORE_H
 
-/* The decisions of a decode node (PROTOCOL: Submit, Pages): events in, actions out, time as an argument. No I/O, no clock,
- * no thread. The daemon and the simulation run the same code.
+/* The decisions of a decode node (PROTOCOL: Submit, Pages): events in, actions out, time as an
+ * argument. No I/O, no clock, no thread. The daemon and the simulation run the same code.
  *
  * Life of a job (one ticket):
- *   WAITING -- started from P --> LEASING -- pages leased --> LANDING -- full and handed off --> RUNNING -- finish --> ENDING
- * LANDING has a grant at P and an open landing in the transfer room. ENDING waits until the landing is closed (no receive
- * into its pages is in flight: quarantine), then releases the pages. A `started` that comes before its submit is parked. */
+ *   WAITING -- started from P --> LEASING -- pages leased --> LANDING -- full and handed off -->
+ * RUNNING -- finish --> ENDING LANDING has a grant at P and an open landing in the transfer room.
+ * ENDING waits until the landing is closed (no receive into its pages is in flight: quarantine),
+ * then releases the pages. A `started` that comes before its submit is parked. */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -81,20 +82,25 @@ struct bt_dc_stats {
 
 struct bt_dc_core;
 
-enum bt_status bt_dc_core_create(const struct bt_dc_opts *opts, struct bt_dc_core **out) BT_NODISCARD;
+enum bt_status bt_dc_core_create(const struct bt_dc_opts *opts,
+                                 struct bt_dc_core **out) BT_NODISCARD;
 void bt_dc_core_destroy(struct bt_dc_core *c);
-/* What the last call decided, in order; valid until the next call. Each call below begins with an empty list. */
+/* What the last call decided, in order; valid until the next call. Each call below begins with an
+ * empty list. */
 const struct bt_dc_actions *bt_dc_core_actions(const struct bt_dc_core *c);
 const struct bt_dc_stats *bt_dc_core_stats(const struct bt_dc_core *c);
 uint32_t bt_dc_core_jobs(const struct bt_dc_core *c);
 
 /* From routers. */
-void bt_dc_on_submit(struct bt_dc_core *c, uint64_t now, uint32_t router, const struct bt_msg_submit *s);
-void bt_dc_on_cancel(struct bt_dc_core *c, uint64_t now, uint32_t router, const struct bt_ticket *t);
+void bt_dc_on_submit(struct bt_dc_core *c, uint64_t now, uint32_t router,
+                     const struct bt_msg_submit *s);
+void bt_dc_on_cancel(struct bt_dc_core *c, uint64_t now, uint32_t router,
+                     const struct bt_ticket *t);
 void bt_dc_on_router_lost(struct bt_dc_core *c, uint64_t now, uint32_t router);
 
 /* From the engine. */
-void bt_dc_on_engine_failed(struct bt_dc_core *c, uint64_t now, uint64_t job, enum bt_status st, const char *text);
+void bt_dc_on_engine_failed(struct bt_dc_core *c, uint64_t now, uint64_t job, enum bt_status st,
+                            const char *text);
 void bt_dc_on_engine_landed(struct bt_dc_core *c, uint64_t now, uint64_t job, uint32_t n_pages,
                             const uint32_t *first_page, const uint32_t *const *page_ids);
 void bt_dc_on_engine_token(struct bt_dc_core *c, uint64_t now, uint64_t job, uint32_t index,
@@ -106,12 +112,15 @@ void bt_dc_on_land_refused(struct bt_dc_core *c, uint64_t now, uint64_t job, con
 
 /* From the transfer room. conn: its id of a connection. */
 void bt_dc_on_peer_down(struct bt_dc_core *c, uint64_t now, uint64_t conn, const char *why);
-void bt_dc_on_control(struct bt_dc_core *c, uint64_t now, uint64_t conn, const struct bt_control *m);
-void bt_dc_on_landed(struct bt_dc_core *c, uint64_t now, const struct bt_ticket *t, uint64_t generation);
+void bt_dc_on_control(struct bt_dc_core *c, uint64_t now, uint64_t conn,
+                      const struct bt_control *m);
+void bt_dc_on_landed(struct bt_dc_core *c, uint64_t now, const struct bt_ticket *t,
+                     uint64_t generation);
 /* move_ns: first to last arrival. */
-void bt_dc_on_land_full(struct bt_dc_core *c, uint64_t now, const struct bt_ticket *t, uint64_t generation,
-                        enum bt_status st, uint64_t bytes, uint64_t move_ns);
-void bt_dc_on_land_closed(struct bt_dc_core *c, uint64_t now, const struct bt_ticket *t, uint64_t generation);
+void bt_dc_on_land_full(struct bt_dc_core *c, uint64_t now, const struct bt_ticket *t,
+                        uint64_t generation, enum bt_status st, uint64_t bytes, uint64_t move_ns);
+void bt_dc_on_land_closed(struct bt_dc_core *c, uint64_t now, const struct bt_ticket *t,
+                          uint64_t generation);
 
 /* At least every 100 ms: deadlines. */
 void bt_dc_on_tick(struct bt_dc_core *c, uint64_t now);

@@ -1,4 +1,5 @@
-/* decoded's messages: what comes in goes to the core, what the core decides goes out. Decides nothing itself. */
+/* decoded's messages: what comes in goes to the core, what the core decides goes out. Decides
+ * nothing itself. */
 
 #include "decoded/decoded_io.h"
 
@@ -45,7 +46,8 @@ static enum bt_status do_land(struct bt_decoded *d, const struct bt_dc_action *a
 static enum bt_status do_land_open(struct bt_decoded *d, const struct bt_dc_action *a)
 {
     const struct bt_engine_layout *l = d->node->layout;
-    struct bt_xfer_landing x = {.generation = a->generation, .peer = a->peer, .n_groups = l->n_groups};
+    struct bt_xfer_landing x = {
+        .generation = a->generation, .peer = a->peer, .n_groups = l->n_groups};
 
     memcpy(x.ticket, a->ticket.b, sizeof x.ticket);
     for (uint32_t g = 0; g < l->n_groups; g++) {
@@ -107,15 +109,16 @@ static enum bt_status do_action(struct bt_decoded *d, const struct bt_dc_action 
         do_output(d, a);
         break;
     case BT_DC_ATTEMPT_END:
-        bt_log_debug("decoded", "ticket %s ends: %s", bt_ticket_text(&a->end.ticket, t), a->end.text);
+        bt_log_debug("decoded", "ticket %s ends: %s", bt_ticket_text(&a->end.ticket, t),
+                     a->end.text);
         bt_node_attempt_end(d->node, a->router, &a->end);
         break;
     }
     return BT_OK;
 }
 
-/* Carries out the core's list. An action that was not taken makes its job fail, after the list: a grant already sent for
- * it is revoked by that. */
+/* Carries out the core's list. An action that was not taken makes its job fail, after the list: a
+ * grant already sent for it is revoked by that. */
 static void run(struct bt_decoded *d)
 {
     const struct bt_dc_actions *list = bt_dc_core_actions(d->core);
@@ -156,10 +159,12 @@ static void on_engine(void *arg, const struct bt_engine_ev *ev)
         bt_dc_on_engine_failed(d->core, now, ev->job, ev->status, ev->text);
         break;
     case BT_ENGINE_EV_LANDED:
-        bt_dc_on_engine_landed(d->core, now, ev->job, ev->landed.n_pages, ev->landed.first_page, ev->landed.page_ids);
+        bt_dc_on_engine_landed(d->core, now, ev->job, ev->landed.n_pages, ev->landed.first_page,
+                               ev->landed.page_ids);
         break;
     case BT_ENGINE_EV_TOKEN:
-        bt_dc_on_engine_token(d->core, now, ev->job, ev->token.index, &ev->token.sampled, (uint32_t)ev->token.finish);
+        bt_dc_on_engine_token(d->core, now, ev->job, ev->token.index, &ev->token.sampled,
+                              (uint32_t)ev->token.finish);
         break;
     case BT_ENGINE_EV_PREEMPTED:
         bt_dc_on_engine_preempted(d->core, now, ev->job);
@@ -261,13 +266,17 @@ static void metrics(void *arg, struct bt_buf *out)
     struct bt_decoded *d = arg;
     const struct bt_dc_stats *s = bt_dc_core_stats(d->core);
 
-    bt_prom_head(out, "baton_kv_transferred_tokens_total", BT_PROM_COUNTER, "Tokens whose KV arrived here.");
+    bt_prom_head(out, "baton_kv_transferred_tokens_total", BT_PROM_COUNTER,
+                 "Tokens whose KV arrived here.");
     bt_prom_u64(out, "baton_kv_transferred_tokens_total", NULL, 0, s->transferred_tokens);
-    bt_prom_head(out, "baton_kv_transferred_bytes_total", BT_PROM_COUNTER, "Bytes of KV that arrived here.");
+    bt_prom_head(out, "baton_kv_transferred_bytes_total", BT_PROM_COUNTER,
+                 "Bytes of KV that arrived here.");
     bt_prom_u64(out, "baton_kv_transferred_bytes_total", NULL, 0, s->transferred_bytes);
-    bt_prom_head(out, "baton_kv_transfer_seconds", BT_PROM_HISTOGRAM, "First to last page of a transfer.");
+    bt_prom_head(out, "baton_kv_transfer_seconds", BT_PROM_HISTOGRAM,
+                 "First to last page of a transfer.");
     bt_prom_hist_render(out, "baton_kv_transfer_seconds", NULL, 0, &d->transfer_seconds);
-    bt_prom_head(out, "baton_attempts_failed_total", BT_PROM_COUNTER, "Attempts that this node gave up.");
+    bt_prom_head(out, "baton_attempts_failed_total", BT_PROM_COUNTER,
+                 "Attempts that this node gave up.");
     bt_prom_u64(out, "baton_attempts_failed_total", NULL, 0, s->failures);
 }
 
@@ -300,9 +309,9 @@ enum bt_status bt_decoded_create(struct bt_decoded **out)
     if (d == NULL) {
         return BT_ERR_NOMEM;
     }
-    enum bt_status st = bt_prom_hist_init_text(&d->transfer_seconds,
-                                               "0.0005,0.001,0.0025,0.005,0.01,0.025,0.05,0.1,0.25,0.5,1,2.5,5,10,30",
-                                               NULL);
+    enum bt_status st = bt_prom_hist_init_text(
+        &d->transfer_seconds,
+        "0.0005,0.001,0.0025,0.005,0.01,0.025,0.05,0.1,0.25,0.5,1,2.5,5,10,30", NULL);
 
     if (st != BT_OK) {
         bt_free(d);

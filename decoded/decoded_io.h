@@ -1,7 +1,8 @@
 #ifndef BT_DECODED_DECODED_IO_H
 #define BT_DECODED_DECODED_IO_H
 
-/* Carries events of engine, transfer room and sessions into the core, and the core's actions out. Loop thread. */
+/* Carries events of engine, transfer room and sessions into the core, and the core's actions out.
+ * Loop thread. */
 
 #include "node/node.h"
 

@@ -10,7 +10,8 @@ int main(int argc, char **argv)
         .summary = "Receives KV caches from prefill nodes and runs the token loop.",
         .opts = bt_node_opts_decode,
         .n_opts = bt_node_n_opts_decode,
-        .epilogue = "Example:\n  baton-decoded --router 127.0.0.1:7001 --model ./SmolLM2-135M-Instruct.gguf\n",
+        .epilogue = "Example:\n  baton-decoded --router 127.0.0.1:7001 --model "
+                    "./SmolLM2-135M-Instruct.gguf\n",
     };
     struct bt_decoded *d = NULL;
 

@@ -1,5 +1,6 @@
-/* The engine thread: commands in, steps, events out. Owns the mapping from job ids to the engine's sequence ids and
- * everything that crosses between the loop and the engine; refuses to know what a ticket or a peer is. */
+/* The engine thread: commands in, steps, events out. Owns the mapping from job ids to the engine's
+ * sequence ids and everything that crosses between the loop and the engine; refuses to know what a
+ * ticket or a peer is. */
 
 #include "node/engine_thread.h"
 
@@ -15,9 +16,18 @@
 #include "net/loop.h"
 
 #define EVENT_RING 8192
-#define CMDS_PER_JOB 8 /* submit/land, begin, quarantine, cancel, release: each at most once, and room */
+#define CMDS_PER_JOB                                                                               \
+    8 /* submit/land, begin, quarantine, cancel, release: each at most once, and room */
 
-enum cmd_kind { CMD_SUBMIT, CMD_LAND, CMD_BEGIN, CMD_QUARANTINE, CMD_CANCEL, CMD_RELEASE, CMD_STOP };
+enum cmd_kind {
+    CMD_SUBMIT,
+    CMD_LAND,
+    CMD_BEGIN,
+    CMD_QUARANTINE,
+    CMD_CANCEL,
+    CMD_RELEASE,
+    CMD_STOP
+};
 
 /* A request and everything it points to, in one block. */
 struct req_copy {
@@ -81,7 +91,8 @@ static void post(struct bt_engine_thread *t, const struct bt_engine_ev *ev, void
 {
     struct event_msg m = {.ev = *ev, .block = block};
 
-    while (!bt_inbox_post(t->inbox, &m)) { /* the loop is behind: wait for it, events are never dropped */
+    while (!bt_inbox_post(t->inbox,
+                          &m)) { /* the loop is behind: wait for it, events are never dropped */
         if (atomic_load(&t->stop)) {
             bt_free(block);
             return;
@@ -101,12 +112,17 @@ static void on_event(void *arg, const void *msg)
     bt_free(m->block);
 }
 
-static void post_failed(struct bt_engine_thread *t, uint64_t job, enum bt_status st, const char *text)
+static void post_failed(struct bt_engine_thread *t, uint64_t job, enum bt_status st,
+                        const char *text)
 {
     char *copy = bt_strdup(text);
 
-    post(t, &(struct bt_engine_ev){.kind = BT_ENGINE_EV_FAILED, .job = job, .status = st,
-                                   .text = copy != NULL ? copy : ""}, copy);
+    post(t,
+         &(struct bt_engine_ev){.kind = BT_ENGINE_EV_FAILED,
+                                .job = job,
+                                .status = st,
+                                .text = copy != NULL ? copy : ""},
+         copy);
 }
 
 /* ---- job ids and sequence ids ---- */
@@ -211,7 +227,9 @@ static void hook_token(void *arg, const struct bt_engine_token *token)
     struct bt_engine_thread *t = arg;
 
     flush_prompt_logprobs(t);
-    post(t, &(struct bt_engine_ev){.kind = BT_ENGINE_EV_TOKEN, .job = job_of_seq(t, token->seq), .token = *token},
+    post(t,
+         &(struct bt_engine_ev){
+             .kind = BT_ENGINE_EV_TOKEN, .job = job_of_seq(t, token->seq), .token = *token},
          NULL);
 }
 
@@ -363,7 +381,8 @@ static void take_snapshot(struct bt_engine_thread *t, const struct bt_engine_ste
             double speed = (double)st->n_prefill_tokens / seconds;
 
             s->prefill_ns += st->compute_ns;
-            s->prefill_tokens_per_s = s->prefill_tokens_per_s == 0 ? speed : 0.8 * s->prefill_tokens_per_s + 0.2 * speed;
+            s->prefill_tokens_per_s =
+                s->prefill_tokens_per_s == 0 ? speed : 0.8 * s->prefill_tokens_per_s + 0.2 * speed;
         } else {
             double ms = seconds * 1e3;
 
@@ -409,7 +428,10 @@ static void *thread_main(void *arg)
         enum bt_status st = bt_engine_step(t->engine, &worked, &stats);
 
         if (st != BT_OK) { /* the same step would fail again */
-            post(t, &(struct bt_engine_ev){.kind = BT_ENGINE_EV_BROKEN, .status = st, .text = "a step failed"}, NULL);
+            post(t,
+                 &(struct bt_engine_ev){
+                     .kind = BT_ENGINE_EV_BROKEN, .status = st, .text = "a step failed"},
+                 NULL);
             break;
         }
         flush_prompt_logprobs(t);
@@ -447,7 +469,8 @@ static void thread_free(struct bt_engine_thread *t)
 }
 
 enum bt_status bt_engine_thread_start(struct bt_net_loop *l, struct bt_engine *e, uint32_t max_jobs,
-                                      bt_engine_ev_fn *handle, void *arg, struct bt_engine_thread **out)
+                                      bt_engine_ev_fn *handle, void *arg,
+                                      struct bt_engine_thread **out)
 {
     struct bt_engine_thread *t = bt_calloc(1, sizeof *t);
     size_t n_cmds = (size_t)max_jobs * CMDS_PER_JOB + 16;
@@ -466,7 +489,8 @@ enum bt_status bt_engine_thread_start(struct bt_net_loop *l, struct bt_engine *e
     t->jobs = bt_calloc(max_jobs, sizeof *t->jobs);
     t->seq_job_slot = bt_calloc(max_jobs, sizeof *t->seq_job_slot);
     t->stash = bt_calloc(n_cmds, sizeof *t->stash);
-    enum bt_status st = t->jobs == NULL || t->seq_job_slot == NULL || t->stash == NULL ? BT_ERR_NOMEM : BT_OK;
+    enum bt_status st =
+        t->jobs == NULL || t->seq_job_slot == NULL || t->stash == NULL ? BT_ERR_NOMEM : BT_OK;
 
     if (st == BT_OK) {
         st = bt_ring_create(sizeof(struct cmd), n_cmds, &t->cmds);
@@ -550,12 +574,14 @@ static enum bt_status push_req(struct bt_engine_thread *t, enum cmd_kind kind, u
     return BT_OK;
 }
 
-enum bt_status bt_engine_thread_submit(struct bt_engine_thread *t, uint64_t job, const struct bt_engine_req *req)
+enum bt_status bt_engine_thread_submit(struct bt_engine_thread *t, uint64_t job,
+                                       const struct bt_engine_req *req)
 {
     return push_req(t, CMD_SUBMIT, job, req);
 }
 
-enum bt_status bt_engine_thread_land(struct bt_engine_thread *t, uint64_t job, const struct bt_engine_req *req)
+enum bt_status bt_engine_thread_land(struct bt_engine_thread *t, uint64_t job,
+                                     const struct bt_engine_req *req)
 {
     return push_req(t, CMD_LAND, job, req);
 }

@@ -1,11 +1,13 @@
 #ifndef BT_NODE_ENGINE_THREAD_H
 #define BT_NODE_ENGINE_THREAD_H
 
-/* The engine thread of prefilld and decoded: owns the bt_engine, takes commands from the loop through a bounded ring,
- * runs steps while there is work, sleeps otherwise, and posts events to the loop.
+/* The engine thread of prefilld and decoded: owns the bt_engine, takes commands from the loop
+ * through a bounded ring, runs steps while there is work, sleeps otherwise, and posts events to the
+ * loop.
  *
- * Sequences are named by the caller's job id (generational, slot in the low 32 bits), so that a command may follow its
- * submit without waiting for an answer. Commands are carried out in order. */
+ * Sequences are named by the caller's job id (generational, slot in the low 32 bits), so that a
+ * command may follow its submit without waiting for an answer. Commands are carried out in order.
+ */
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -16,15 +18,16 @@ struct bt_engine_thread;
 struct bt_net_loop;
 
 enum bt_engine_ev_kind {
-    BT_ENGINE_EV_FAILED,   /* submit or land was refused: status, text; the job is unknown to the engine */
-    BT_ENGINE_EV_STARTED,  /* the first chunk begins */
-    BT_ENGINE_EV_PAGES,    /* pages of one layer are complete */
+    BT_ENGINE_EV_FAILED,  /* submit or land was refused: status, text; the job is unknown to the
+                             engine */
+    BT_ENGINE_EV_STARTED, /* the first chunk begins */
+    BT_ENGINE_EV_PAGES,   /* pages of one layer are complete */
     BT_ENGINE_EV_TOKEN,
     BT_ENGINE_EV_PROMPT_LOGPROBS,
     BT_ENGINE_EV_PREEMPTED, /* the engine forgot the job */
-    BT_ENGINE_EV_LANDED,   /* pages are leased */
-    BT_ENGINE_EV_STEP,     /* end of a step: all its tokens were posted */
-    BT_ENGINE_EV_BROKEN,   /* the device failed: the engine thread has stopped, status, text */
+    BT_ENGINE_EV_LANDED,    /* pages are leased */
+    BT_ENGINE_EV_STEP,      /* end of a step: all its tokens were posted */
+    BT_ENGINE_EV_BROKEN,    /* the device failed: the engine thread has stopped, status, text */
 };
 
 /* Pointers are valid during the callback only. */
@@ -54,7 +57,8 @@ typedef void bt_engine_ev_fn(void *arg, const struct bt_engine_ev *ev);
 
 /* Takes over the engine. handle runs on the loop thread. max_jobs: slots that job ids may use. */
 enum bt_status bt_engine_thread_start(struct bt_net_loop *l, struct bt_engine *e, uint32_t max_jobs,
-                                      bt_engine_ev_fn *handle, void *arg, struct bt_engine_thread **out) BT_NODISCARD;
+                                      bt_engine_ev_fn *handle, void *arg,
+                                      struct bt_engine_thread **out) BT_NODISCARD;
 /* Stops after the running step, joins, destroys the engine. No event is delivered after. */
 void bt_engine_thread_stop(struct bt_engine_thread *t);
 
@@ -63,18 +67,21 @@ enum bt_status bt_engine_thread_submit(struct bt_engine_thread *t, uint64_t job,
                                        const struct bt_engine_req *req) BT_NODISCARD;
 enum bt_status bt_engine_thread_land(struct bt_engine_thread *t, uint64_t job,
                                      const struct bt_engine_req *req) BT_NODISCARD;
-void bt_engine_thread_begin(struct bt_engine_thread *t, uint64_t job, uint32_t first_token); /* bt_engine_start */
+void bt_engine_thread_begin(struct bt_engine_thread *t, uint64_t job,
+                            uint32_t first_token); /* bt_engine_start */
 void bt_engine_thread_quarantine(struct bt_engine_thread *t, uint64_t job);
-void bt_engine_thread_cancel(struct bt_engine_thread *t, uint64_t job);  /* may abandon the running pass */
-void bt_engine_thread_release(struct bt_engine_thread *t, uint64_t job); /* no event of this job follows its handling */
+void bt_engine_thread_cancel(struct bt_engine_thread *t,
+                             uint64_t job); /* may abandon the running pass */
+void bt_engine_thread_release(struct bt_engine_thread *t,
+                              uint64_t job); /* no event of this job follows its handling */
 
 /* A recent copy, any thread. */
 struct bt_engine_snapshot {
     struct bt_engine_pages pages;
     struct bt_engine_load load;
     uint64_t n_steps, n_prefill_tokens, n_decode_tokens;
-    uint64_t prefill_ns, decode_ns;  /* compute time of steps with and without prompt tokens */
-    double prefill_tokens_per_s;     /* moving average, 0 before the first */
+    uint64_t prefill_ns, decode_ns; /* compute time of steps with and without prompt tokens */
+    double prefill_tokens_per_s;    /* moving average, 0 before the first */
     double decode_step_ms;
 };
 struct bt_engine_snapshot bt_engine_thread_snapshot(struct bt_engine_thread *t);

@@ -1,4 +1,5 @@
-/* The daemon's health endpoint: /live, /ready, /metrics and grpc.health.v1. Reads snapshots; decides nothing. */
+/* The daemon's health endpoint: /live, /ready, /metrics and grpc.health.v1. Reads snapshots;
+ * decides nothing. */
 
 #include <string.h>
 #include "base/log.h"
@@ -13,8 +14,8 @@ static bool node_ready(const struct bt_node *n)
 
 uint64_t bt_node_transfer_failures(const struct bt_xfer_stats *x)
 {
-    return x->fail_peer_lost + x->fail_lease + x->fail_stall + x->fail_connect + x->fail_refused + x->fail_sends +
-           x->fail_receives;
+    return x->fail_peer_lost + x->fail_lease + x->fail_stall + x->fail_connect + x->fail_refused +
+           x->fail_sends + x->fail_receives;
 }
 
 void bt_node_metrics_step(struct bt_node *n, const struct bt_engine_step_stats *s)
@@ -34,7 +35,8 @@ static void page_states(struct bt_buf *b, const struct bt_engine_pages *p)
     }
 }
 
-static void one(struct bt_buf *b, const char *name, enum bt_prom_type type, const char *help, uint64_t value)
+static void one(struct bt_buf *b, const char *name, enum bt_prom_type type, const char *help,
+                uint64_t value)
 {
     bt_prom_head(b, name, type, help);
     bt_prom_u64(b, name, NULL, 0, value);
@@ -47,20 +49,26 @@ static void render_metrics(struct bt_node *n, struct bt_buf *b)
 
     bt_xfer_stats(n->xfer, &x);
     page_states(b, &s.pages);
-    one(b, "baton_requests_waiting", BT_PROM_GAUGE, "Sequences that wait for compute.", s.load.n_waiting);
-    one(b, "baton_requests_running", BT_PROM_GAUGE, "Sequences in the running batch.", s.load.n_running);
-    one(b, "baton_prompt_tokens_total", BT_PROM_COUNTER, "Prompt tokens computed.", s.n_prefill_tokens);
+    one(b, "baton_requests_waiting", BT_PROM_GAUGE, "Sequences that wait for compute.",
+        s.load.n_waiting);
+    one(b, "baton_requests_running", BT_PROM_GAUGE, "Sequences in the running batch.",
+        s.load.n_running);
+    one(b, "baton_prompt_tokens_total", BT_PROM_COUNTER, "Prompt tokens computed.",
+        s.n_prefill_tokens);
     one(b, "baton_generated_tokens_total", BT_PROM_COUNTER, "Tokens decoded.", s.n_decode_tokens);
-    one(b, "baton_kv_shares_sent_total", BT_PROM_COUNTER, "Page shares (one page of one layer) sent.", x.shares_sent);
+    one(b, "baton_kv_shares_sent_total", BT_PROM_COUNTER,
+        "Page shares (one page of one layer) sent.", x.shares_sent);
     one(b, "baton_kv_bytes_sent_total", BT_PROM_COUNTER, "Bytes of KV pages sent.", x.bytes_sent);
-    one(b, "baton_kv_transfer_failures_total", BT_PROM_COUNTER, "Failed connections, sends and receives of KV.",
-        bt_node_transfer_failures(&x));
+    one(b, "baton_kv_transfer_failures_total", BT_PROM_COUNTER,
+        "Failed connections, sends and receives of KV.", bt_node_transfer_failures(&x));
     one(b, "baton_kv_stale_messages_total", BT_PROM_COUNTER,
         "Page messages dropped: ticket, generation, peer or range did not match.",
         x.drop_unknown + x.drop_generation + x.drop_peer + x.drop_range + x.drop_malformed);
-    bt_prom_head(b, "baton_kv_transfer_post_seconds", BT_PROM_COUNTER, "Time spent handing pages to the transport.");
+    bt_prom_head(b, "baton_kv_transfer_post_seconds", BT_PROM_COUNTER,
+                 "Time spent handing pages to the transport.");
     bt_prom_f64(b, "baton_kv_transfer_post_seconds", NULL, 0, (double)x.post_ns / 1e9);
-    const char *step = n->hooks.role == BT_ROLE_DECODE ? "baton_decode_step_seconds" : "baton_prefill_step_seconds";
+    const char *step = n->hooks.role == BT_ROLE_DECODE ? "baton_decode_step_seconds"
+                                                       : "baton_prefill_step_seconds";
 
     bt_prom_head(b, step, BT_PROM_HISTOGRAM, "Compute time of one step.");
     bt_prom_hist_render(b, step, NULL, 0, &n->p->step_seconds);
@@ -79,7 +87,9 @@ static void on_request(struct bt_http_stream *s, const struct bt_http_request *r
         bt_http_reply(s, 200, "text/plain", "ok\n", 3, NULL, 0);
     } else if (strcmp(req->path, "/ready") == 0) {
         bool ready = node_ready(n);
-        const char *text = ready ? "ready\n" : n->p->draining ? "draining\n" : "no session with a router\n";
+        const char *text = ready            ? "ready\n"
+                           : n->p->draining ? "draining\n"
+                                            : "no session with a router\n";
 
         bt_http_reply(s, ready ? 200 : 503, "text/plain", text, strlen(text), NULL, 0);
     } else if (strcmp(req->path, "/metrics") == 0) {
@@ -108,21 +118,24 @@ void bt_node_health_changed(struct bt_node *n)
 enum bt_status bt_node_health_start(struct bt_node *n, struct bt_err *err)
 {
     struct bt_node_private *p = n->p;
-    enum bt_status st = bt_prom_hist_init_text(&p->step_seconds, "0.0005,0.001,0.0025,0.005,0.01,0.025,0.05,0.1,0.25,"
-                                                                 "0.5,1,2.5,5,10",
+    enum bt_status st = bt_prom_hist_init_text(&p->step_seconds,
+                                               "0.0005,0.001,0.0025,0.005,0.01,0.025,0.05,0.1,0.25,"
+                                               "0.5,1,2.5,5,10",
                                                err);
 
     if (st == BT_OK) {
-        st = bt_prom_hist_init_text(&p->batch_tokens, "1,2,4,8,16,32,64,128,256,512,1024,2048,4096", err);
+        st = bt_prom_hist_init_text(&p->batch_tokens, "1,2,4,8,16,32,64,128,256,512,1024,2048,4096",
+                                    err);
     }
     if (st != BT_OK || n->cfg.health == NULL) {
         return st;
     }
     st = bt_grpc_server_create(n->loop, NULL, &p->grpc);
     if (st == BT_OK) {
-        st = bt_http_server_create(
-            n->loop, &(struct bt_http_server_opts){.listen = n->cfg.health, .on_request = on_request, .arg = n},
-            &p->http, err);
+        st = bt_http_server_create(n->loop,
+                                   &(struct bt_http_server_opts){
+                                       .listen = n->cfg.health, .on_request = on_request, .arg = n},
+                                   &p->http, err);
     }
     if (st != BT_OK) {
         bt_err_prefix(err, "--health: ");

@@ -1,5 +1,5 @@
-/* A daemon's frame: start in order, run the loop, drain, stop in reverse order. Owns the threads and connections;
- * refuses to know what a job is. */
+/* A daemon's frame: start in order, run the loop, drain, stop in reverse order. Owns the threads
+ * and connections; refuses to know what a job is. */
 
 #include "node/node.h"
 
@@ -20,9 +20,9 @@
 #include "net/loop.h"
 #include "node/node_int.h"
 
-#define TICK_NS          (100 * BT_NS_PER_MS)
-#define CONTROL_ARENA    ((size_t)1 << 20)
-#define OUTBOX_ARENA     ((size_t)256 << 20)
+#define TICK_NS           (100 * BT_NS_PER_MS)
+#define CONTROL_ARENA     ((size_t)1 << 20)
+#define OUTBOX_ARENA      ((size_t)256 << 20)
 #define TRANSFER_COMMANDS 65536u
 
 /* ---- outputs ---- */
@@ -98,8 +98,9 @@ void bt_node_output(struct bt_node *n, uint32_t router, const struct bt_msg_outp
 void bt_node_attempt_end(struct bt_node *n, uint32_t router, const struct bt_msg_attempt_end *e)
 {
     flush_router(n, router);
-    bt_router_link_send(n->link, router,
-                        &(struct bt_from_daemon){.kind = BT_FROM_DAEMON_ATTEMPT_END, .attempt_end = *e});
+    bt_router_link_send(
+        n->link, router,
+        &(struct bt_from_daemon){.kind = BT_FROM_DAEMON_ATTEMPT_END, .attempt_end = *e});
 }
 
 /* ---- control messages ---- */
@@ -116,8 +117,8 @@ void bt_node_control(struct bt_node *n, uint64_t conn, const struct bt_control *
         st = bt_xfer_send_ctrl(n->xfer, conn, b->data, b->len);
     }
     if (st != BT_OK) {
-        bt_log_warn("node", "ticket %s: cannot send %s: %s", bt_ticket_text(&m->ticket, t), bt_control_name(m->kind),
-                    bt_status_str(st));
+        bt_log_warn("node", "ticket %s: cannot send %s: %s", bt_ticket_text(&m->ticket, t),
+                    bt_control_name(m->kind), bt_status_str(st));
     }
 }
 
@@ -172,7 +173,8 @@ static void node_load(void *arg, struct bt_msg_load *out)
 
     bt_xfer_stats(n->xfer, &x);
     for (uint32_t i = 0; i < p->n_transports; i++) {
-        p->transport_msgs[i] = (struct bt_msg_transport){p->transports[i].instance, p->transports[i].text};
+        p->transport_msgs[i] =
+            (struct bt_msg_transport){p->transports[i].instance, p->transports[i].text};
     }
     *out = (struct bt_msg_load){
         .waiting = s.load.n_waiting,
@@ -187,7 +189,8 @@ static void node_load(void *arg, struct bt_msg_load *out)
         .prefill_tokens_per_s = s.prefill_tokens_per_s,
         .decode_step_ms = s.decode_step_ms,
         .transfer_failures = bt_node_transfer_failures(&x),
-        .stale_messages = x.drop_unknown + x.drop_generation + x.drop_peer + x.drop_range + x.drop_malformed,
+        .stale_messages =
+            x.drop_unknown + x.drop_generation + x.drop_peer + x.drop_range + x.drop_malformed,
         .n_transports = p->n_transports,
         .transports = p->transport_msgs,
     };
@@ -229,7 +232,8 @@ static void on_xfer_inbox(void *arg, const void *msg)
     (void)msg;
     while (n->xfer != NULL && bt_xfer_poll(n->xfer, &ev)) {
         if (ev.kind == BT_XFER_PEER_UP) {
-            bt_log_info("transfer", "peer %016llx is connected over %s", (unsigned long long)ev.instance, ev.text);
+            bt_log_info("transfer", "peer %016llx is connected over %s",
+                        (unsigned long long)ev.instance, ev.text);
             bt_node_set_transport(n, ev.instance, ev.text);
         } else if (ev.kind == BT_XFER_PEER_DOWN) {
             bt_node_set_transport(n, ev.instance, "");
@@ -283,7 +287,8 @@ static void on_tick(struct bt_timer *t, void *arg)
     n->hooks.on_tick(n->hooks.arg, now);
     if (p->draining && (n->hooks.jobs(n->hooks.arg) == 0 || now >= p->drain_end)) {
         if (n->hooks.jobs(n->hooks.arg) > 0) {
-            bt_log_warn("node", "drain timed out with %u sequences unfinished", n->hooks.jobs(n->hooks.arg));
+            bt_log_warn("node", "drain timed out with %u sequences unfinished",
+                        n->hooks.jobs(n->hooks.arg));
         }
         bt_net_loop_stop(n->loop);
         return;
@@ -338,7 +343,8 @@ static enum bt_status all_routers_loopback(const char *routers, bool *all, struc
 }
 
 /* Where a decode node listens for pages; checked against where the routers are. */
-static enum bt_status transfer_address(struct bt_node *n, char out[BT_ADDR_TEXT_MAX], struct bt_err *err)
+static enum bt_status transfer_address(struct bt_node *n, char out[BT_ADDR_TEXT_MAX],
+                                       struct bt_err *err)
 {
     bool local = false;
     struct bt_hostport hp;
@@ -350,7 +356,8 @@ static enum bt_status transfer_address(struct bt_node *n, char out[BT_ADDR_TEXT_
     if (n->cfg.transfer == NULL) {
         if (!local) {
             return bt_err_set(err, BT_ERR_INVALID,
-                              "--transfer is needed: the routers are on other machines, so say under which address "
+                              "--transfer is needed: the routers are on other machines, so say "
+                              "under which address "
                               "prefill nodes reach this one");
         }
         snprintf(out, BT_ADDR_TEXT_MAX, "127.0.0.1:0");
@@ -362,12 +369,14 @@ static enum bt_status transfer_address(struct bt_node *n, char out[BT_ADDR_TEXT_
         return st;
     }
     if (bt_hostport_is_any(&hp)) {
-        return bt_err_set(err, BT_ERR_INVALID, "--transfer %s: peers cannot dial this; give an address of this machine",
+        return bt_err_set(err, BT_ERR_INVALID,
+                          "--transfer %s: peers cannot dial this; give an address of this machine",
                           n->cfg.transfer);
     }
     if (bt_hostport_is_loopback(&hp) && !local) {
         return bt_err_set(err, BT_ERR_INVALID,
-                          "--transfer %s is a loopback address, but a router is remote: a prefill node on another "
+                          "--transfer %s is a loopback address, but a router is remote: a prefill "
+                          "node on another "
                           "machine cannot reach it",
                           n->cfg.transfer);
     }
@@ -392,8 +401,8 @@ static enum bt_status check_cfg(struct bt_node *n, struct bt_err *err)
                           backends[n->cfg.backend]);
     }
     if (n->cfg.role != own) {
-        return bt_err_set(err, BT_ERR_INVALID, "--role %s: this daemon serves the role %s only", roles[n->cfg.role],
-                          roles[own]);
+        return bt_err_set(err, BT_ERR_INVALID, "--role %s: this daemon serves the role %s only",
+                          roles[n->cfg.role], roles[own]);
     }
     return BT_OK;
 }
@@ -436,10 +445,12 @@ static enum bt_status start_engine(struct bt_node *n, struct bt_err *err)
     }
     n->model = bt_engine_model(e);
     n->layout = bt_engine_layout(e);
-    bt_log_info("node", "model %s (%s, %.1f M parameters) loaded in %.0f ms; %s; kv %s, up to %u tokens a sequence",
-                n->model->name, n->model->arch, (double)n->model->n_params / 1e6,
-                (double)(bt_clock_ns() - t0) / 1e6, bt_engine_describe(e), n->layout->kv_layout,
-                bt_engine_max_tokens(e));
+    bt_log_info(
+        "node",
+        "model %s (%s, %.1f M parameters) loaded in %.0f ms; %s; kv %s, up to %u tokens a sequence",
+        n->model->name, n->model->arch, (double)n->model->n_params / 1e6,
+        (double)(bt_clock_ns() - t0) / 1e6, bt_engine_describe(e), n->layout->kv_layout,
+        bt_engine_max_tokens(e));
     st = bt_engine_thread_start(n->loop, e, n->cfg.max_jobs, on_engine, n, &n->engine);
     return st == BT_OK ? BT_OK : bt_err_set(err, st, "cannot start the engine thread");
 }
@@ -459,22 +470,23 @@ static enum bt_status start_transfer(struct bt_node *n, struct bt_err *err)
             return st;
         }
     }
-    snprintf(fingerprint, sizeof fingerprint, "%016llx/%s", (unsigned long long)n->layout->fingerprint,
-             n->layout->numerics);
-    return bt_xfer_create(&(struct bt_xfer_opts){.listen = n->hooks.role == BT_ROLE_DECODE ? address : NULL,
-                                                 .tls = n->cfg.transport,
-                                                 .instance = n->instance,
-                                                 .fingerprint = fingerprint,
-                                                 .layout = n->layout->kv_layout,
-                                                 .heartbeat_ns = n->cfg.heartbeat,
-                                                 .lease_ns = n->cfg.lease,
-                                                 .stall_ns = n->cfg.transfer_deadline,
-                                                 .peers_max = PEERS_MAX,
-                                                 .landings_max = n->cfg.max_jobs,
-                                                 .commands_max = TRANSFER_COMMANDS,
-                                                 .wake = on_xfer_wake,
-                                                 .wake_arg = n},
-                          &n->xfer, err);
+    snprintf(fingerprint, sizeof fingerprint, "%016llx/%s",
+             (unsigned long long)n->layout->fingerprint, n->layout->numerics);
+    return bt_xfer_create(
+        &(struct bt_xfer_opts){.listen = n->hooks.role == BT_ROLE_DECODE ? address : NULL,
+                               .tls = n->cfg.transport,
+                               .instance = n->instance,
+                               .fingerprint = fingerprint,
+                               .layout = n->layout->kv_layout,
+                               .heartbeat_ns = n->cfg.heartbeat,
+                               .lease_ns = n->cfg.lease,
+                               .stall_ns = n->cfg.transfer_deadline,
+                               .peers_max = PEERS_MAX,
+                               .landings_max = n->cfg.max_jobs,
+                               .commands_max = TRANSFER_COMMANDS,
+                               .wake = on_xfer_wake,
+                               .wake_arg = n},
+        &n->xfer, err);
 }
 
 static enum bt_status start_link(struct bt_node *n, struct bt_err *err)
@@ -596,7 +608,8 @@ static void node_stop(struct bt_node *n)
     bt_net_loop_destroy(n->loop);
 }
 
-int bt_node_main(const struct bt_prog *prog, int argc, char **argv, const struct bt_node_hooks *hooks)
+int bt_node_main(const struct bt_prog *prog, int argc, char **argv,
+                 const struct bt_node_hooks *hooks)
 {
     struct bt_node n = {.hooks = *hooks};
     struct bt_opt_result res;

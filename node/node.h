@@ -1,8 +1,9 @@
 #ifndef BT_NODE_NODE_H
 #define BT_NODE_NODE_H
 
-/* What prefilld and decoded have in common: options, the model, the engine thread, the transfer room, sessions to
- * routers, health endpoint, drain. The daemons differ by the callbacks they give. Loop thread throughout. */
+/* What prefilld and decoded have in common: options, the model, the engine thread, the transfer
+ * room, sessions to routers, health endpoint, drain. The daemons differ by the callbacks they give.
+ * Loop thread throughout. */
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -38,9 +39,9 @@ struct bt_node_hooks {
     void (*on_router)(void *arg, uint32_t router, const struct bt_from_router *m);
     void (*on_router_lost)(void *arg, uint32_t router);
     void (*on_tick)(void *arg, uint64_t now);
-    uint32_t (*jobs)(void *arg);                            /* unfinished work, for drain */
-    void (*load)(void *arg, struct bt_msg_load *out);       /* the daemon's own totals */
-    void (*metrics)(void *arg, struct bt_buf *out);         /* the daemon's own lines */
+    uint32_t (*jobs)(void *arg);                      /* unfinished work, for drain */
+    void (*load)(void *arg, struct bt_msg_load *out); /* the daemon's own totals */
+    void (*metrics)(void *arg, struct bt_buf *out);   /* the daemon's own lines */
 };
 
 struct bt_node {
@@ -56,18 +57,22 @@ struct bt_node {
     struct bt_node_private *p;
 };
 
-/* Runs a daemon from argv to its end: options, model, threads, loop, drain. Returns the exit code. */
-int bt_node_main(const struct bt_prog *prog, int argc, char **argv, const struct bt_node_hooks *hooks);
+/* Runs a daemon from argv to its end: options, model, threads, loop, drain. Returns the exit code.
+ */
+int bt_node_main(const struct bt_prog *prog, int argc, char **argv,
+                 const struct bt_node_hooks *hooks);
 
 /* Queues an output for a router; all outputs of one wake leave as one message. Copied. */
 void bt_node_output(struct bt_node *n, uint32_t router, const struct bt_msg_output *o);
 /* Sends at once, after outputs queued before. */
 void bt_node_attempt_end(struct bt_node *n, uint32_t router, const struct bt_msg_attempt_end *e);
 
-/* Sends a control message to a peer of the transfer room. A failure is logged: deadlines end what waited for it. */
+/* Sends a control message to a peer of the transfer room. A failure is logged: deadlines end what
+ * waited for it. */
 void bt_node_control(struct bt_node *n, uint64_t conn, const struct bt_control *m);
 
-/* For the transfer calls that end work: they fail only without memory, and then the process is lost anyway. */
+/* For the transfer calls that end work: they fail only without memory, and then the process is lost
+ * anyway. */
 void bt_node_must(enum bt_status st);
 
 /* The transport that a connected peer uses, for load reports. text "": forget it. */

@@ -2,64 +2,68 @@
 
 #include "node/node.h"
 
-#define ROW(name, type, field, dflt, min, max, choices, arg, help)                                                     \
-    {                                                                                                                  \
-        name, type, offsetof(struct bt_node_cfg, field), dflt, min, max, choices, arg, help                            \
-    }
+#define ROW(name, type, field, dflt, min, max, choices, arg, help)                                 \
+    {name, type, offsetof(struct bt_node_cfg, field), dflt, min, max, choices, arg, help}
 
-#define COMMON_ROWS                                                                                                    \
-    ROW("router", BT_OPT_LIST, router, NULL, 0, 0, NULL, "HOST:PORT[,...]",                                            \
-        "Session addresses of the routers to serve; every address that a name resolves to is dialled."),               \
-        ROW("model", BT_OPT_STR, model, NULL, 0, 0, NULL, "DIR_OR_GGUF",                                               \
-            "Model to serve: a Hugging Face directory or a .gguf file."),                                              \
-        ROW("model-name", BT_OPT_STR, model_name, NULL, 0, 0, NULL, "NAME",                                            \
-            "Name of the model in status (default: the base name of the path)."),                                      \
-        ROW("backend", BT_OPT_ENUM, backend, "cpu", 0, 0, "cpu|cuda|emulated", NULL,                                   \
-            "Where the model runs. This build has cpu."),                                                              \
-        ROW("isa", BT_OPT_ENUM, isa, "auto", 0, 0, "auto|plain|avx2|avx512", NULL,                                     \
-            "Instruction set of the CPU kernels; all give the same bits."),                                            \
-        ROW("threads", BT_OPT_U32, threads, "0", 0, 1024, NULL, "N",                                                   \
-            "Compute threads; 0: every CPU that this process may use."),                                               \
-        ROW("device", BT_OPT_U32, device, "0", 0, 255, NULL, "N", "Index of the device to use."),                      \
-        ROW("kv-bytes", BT_OPT_SIZE, kv_bytes, "0", 0, 0, NULL, "SIZE",                                                \
-            "Size of the KV cache; 0: a quarter of the memory that this process may use."),                            \
-        ROW("page-tokens", BT_OPT_U32, page_tokens, "16", 1, 4096, NULL, "N",                                          \
-            "Tokens in a KV page; must be the same on every node."),                                                   \
-        ROW("kv-dtype", BT_OPT_ENUM, kv_dtype, "f32", 0, 0, "f32|f16|bf16", NULL,                                      \
-            "Element type of the KV cache; must be the same on every node."),                                          \
-        ROW("chunk-tokens", BT_OPT_U32, chunk_tokens, "512", 1, 65536, NULL, "N",                                      \
-            "Prompt tokens computed in one step at most."),                                                            \
-        ROW("max-seqs", BT_OPT_U32, max_jobs, "1024", 1, 65536, NULL, "N",                                             \
-            "Sequences known at once, waiting ones included; more are refused."),                                      \
-        ROW("name", BT_OPT_STR, name, NULL, 0, 0, NULL, "NAME",                                                        \
-            "Name of this node in status and metrics (default: role and process id)."),                                \
-        ROW("heartbeat", BT_OPT_DURATION, heartbeat, "250ms", 1e6, 60e9, NULL, "MS",                                   \
-            "Pause between load reports and between heartbeats to peers, in ms."),                                     \
-        ROW("lease", BT_OPT_DURATION, lease, "3s", 1e7, 600e9, NULL, "MS",                                             \
-            "Silence after which a router or peer counts as gone, in ms."),                                            \
-        ROW("transfer-deadline", BT_OPT_DURATION, transfer_deadline, "30s", 1e8, 3600e9, NULL, "MS",                   \
-            "A KV transfer without progress for so long is given up, in ms."),                                         \
-        ROW("drain-timeout", BT_OPT_DURATION, drain_timeout, "30s", 0, 3600e9, NULL, "MS",                             \
-            "After SIGTERM running requests get so long to end, in ms."),                                              \
-        ROW("transport", BT_OPT_STR, transport, "auto", 0, 0, NULL, "auto|tcp|shm|LIST",                               \
-            "Transport of KV pages: auto, tcp, shm, or a UCX_TLS list."),                                              \
-        ROW("health", BT_OPT_STR, health, NULL, 0, 0, NULL, "HOST:PORT",                                               \
+#define COMMON_ROWS                                                                                \
+    ROW("router", BT_OPT_LIST, router, NULL, 0, 0, NULL, "HOST:PORT[,...]",                        \
+        "Session addresses of the routers to serve; every address that a name resolves to is "     \
+        "dialled."),                                                                               \
+        ROW("model", BT_OPT_STR, model, NULL, 0, 0, NULL, "DIR_OR_GGUF",                           \
+            "Model to serve: a Hugging Face directory or a .gguf file."),                          \
+        ROW("model-name", BT_OPT_STR, model_name, NULL, 0, 0, NULL, "NAME",                        \
+            "Name of the model in status (default: the base name of the path)."),                  \
+        ROW("backend", BT_OPT_ENUM, backend, "cpu", 0, 0, "cpu|cuda|emulated", NULL,               \
+            "Where the model runs. This build has cpu."),                                          \
+        ROW("isa", BT_OPT_ENUM, isa, "auto", 0, 0, "auto|plain|avx2|avx512", NULL,                 \
+            "Instruction set of the CPU kernels; all give the same bits."),                        \
+        ROW("threads", BT_OPT_U32, threads, "0", 0, 1024, NULL, "N",                               \
+            "Compute threads; 0: every CPU that this process may use."),                           \
+        ROW("device", BT_OPT_U32, device, "0", 0, 255, NULL, "N", "Index of the device to use."),  \
+        ROW("kv-bytes", BT_OPT_SIZE, kv_bytes, "0", 0, 0, NULL, "SIZE",                            \
+            "Size of the KV cache; 0: a quarter of the memory that this process may use."),        \
+        ROW("page-tokens", BT_OPT_U32, page_tokens, "16", 1, 4096, NULL, "N",                      \
+            "Tokens in a KV page; must be the same on every node."),                               \
+        ROW("kv-dtype", BT_OPT_ENUM, kv_dtype, "f32", 0, 0, "f32|f16|bf16", NULL,                  \
+            "Element type of the KV cache; must be the same on every node."),                      \
+        ROW("chunk-tokens", BT_OPT_U32, chunk_tokens, "512", 1, 65536, NULL, "N",                  \
+            "Prompt tokens computed in one step at most."),                                        \
+        ROW("max-seqs", BT_OPT_U32, max_jobs, "1024", 1, 65536, NULL, "N",                         \
+            "Sequences known at once, waiting ones included; more are refused."),                  \
+        ROW("name", BT_OPT_STR, name, NULL, 0, 0, NULL, "NAME",                                    \
+            "Name of this node in status and metrics (default: role and process id)."),            \
+        ROW("heartbeat", BT_OPT_DURATION, heartbeat, "250ms", 1e6, 60e9, NULL, "MS",               \
+            "Pause between load reports and between heartbeats to peers, in ms."),                 \
+        ROW("lease", BT_OPT_DURATION, lease, "3s", 1e7, 600e9, NULL, "MS",                         \
+            "Silence after which a router or peer counts as gone, in ms."),                        \
+        ROW("transfer-deadline", BT_OPT_DURATION, transfer_deadline, "30s", 1e8, 3600e9, NULL,     \
+            "MS", "A KV transfer without progress for so long is given up, in ms."),               \
+        ROW("drain-timeout", BT_OPT_DURATION, drain_timeout, "30s", 0, 3600e9, NULL, "MS",         \
+            "After SIGTERM running requests get so long to end, in ms."),                          \
+        ROW("transport", BT_OPT_STR, transport, "auto", 0, 0, NULL, "auto|tcp|shm|LIST",           \
+            "Transport of KV pages: auto, tcp, shm, or a UCX_TLS list."),                          \
+        ROW("health", BT_OPT_STR, health, NULL, 0, 0, NULL, "HOST:PORT",                           \
             "Serve /live, /ready, /metrics and grpc.health.v1 here (default: nowhere).")
 
 const struct bt_opt bt_node_opts_prefill[] = {
     COMMON_ROWS,
-    ROW("role", BT_OPT_ENUM, role, "prefill", 0, 0, "prefill|decode|both", NULL, "Role of this node."),
+    ROW("role", BT_OPT_ENUM, role, "prefill", 0, 0, "prefill|decode|both", NULL,
+        "Role of this node."),
     ROW("transfer", BT_OPT_STR, transfer, NULL, 0, 0, NULL, "HOST[:PORT]",
-        "Not needed on prefill nodes: they dial the decode nodes. Accepted so that both daemons take the same options."),
+        "Not needed on prefill nodes: they dial the decode nodes. Accepted so that both daemons "
+        "take the same options."),
 };
 const size_t bt_node_n_opts_prefill = sizeof bt_node_opts_prefill / sizeof bt_node_opts_prefill[0];
 
 const struct bt_opt bt_node_opts_decode[] = {
     COMMON_ROWS,
-    ROW("role", BT_OPT_ENUM, role, "decode", 0, 0, "prefill|decode|both", NULL, "Role of this node."),
+    ROW("role", BT_OPT_ENUM, role, "decode", 0, 0, "prefill|decode|both", NULL,
+        "Role of this node."),
     ROW("transfer", BT_OPT_STR, transfer, NULL, 0, 0, NULL, "HOST[:PORT]",
-        "Address on which KV pages arrive; prefill nodes must reach it under this name (default: 127.0.0.1 when every "
+        "Address on which KV pages arrive; prefill nodes must reach it under this name (default: "
+        "127.0.0.1 when every "
         "router is on this machine)."),
-    ROW("max-batch", BT_OPT_U32, max_batch, "64", 1, 4096, NULL, "N", "Sequences decoded together in one step."),
+    ROW("max-batch", BT_OPT_U32, max_batch, "64", 1, 4096, NULL, "N",
+        "Sequences decoded together in one step."),
 };
 const size_t bt_node_n_opts_decode = sizeof bt_node_opts_decode / sizeof bt_node_opts_decode[0];

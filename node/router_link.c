@@ -1,5 +1,5 @@
-/* Sessions to routers. Owns channels, calls, reconnect timers and heartbeats; refuses to know what the messages mean,
- * beyond hello and welcome. */
+/* Sessions to routers. Owns channels, calls, reconnect timers and heartbeats; refuses to know what
+ * the messages mean, beyond hello and welcome. */
 
 #include "node/router_link.h"
 
@@ -70,7 +70,8 @@ static void send_on(struct session *s, const struct bt_from_daemon *m)
     }
     bt_buf_clear(b);
     if (bt_from_daemon_encode(m, b) != BT_OK) {
-        bt_log_error("session", "out of memory: a message to router %s is lost; ending the session", s->address);
+        bt_log_error("session", "out of memory: a message to router %s is lost; ending the session",
+                     s->address);
         bt_grpc_cancel(s->call);
         return;
     }
@@ -173,8 +174,8 @@ static void session_dial(struct session *s)
     static const struct bt_grpc_events events = {.on_message = on_message, .on_close = on_close};
     struct bt_router_link *r = s->link;
 
-    if (bt_grpc_call_start(s->channel, &(struct bt_grpc_start){.path = BT_SESSION_METHOD}, &events, s, &s->call) !=
-        BT_OK) {
+    if (bt_grpc_call_start(s->channel, &(struct bt_grpc_start){.path = BT_SESSION_METHOD}, &events,
+                           s, &s->call) != BT_OK) {
         s->call = NULL;
         bt_timer_start(r->loop, &s->redial, DIAL_PAUSE_MAX, on_redial, s);
         return;
@@ -196,7 +197,8 @@ static void session_add(struct bt_router_link *r, const struct bt_hostport *hp)
         }
     }
     if (r->n_sessions == BT_ROUTERS_MAX) {
-        bt_log_warn("session", "more than %u router addresses; %s is not dialled", BT_ROUTERS_MAX, text);
+        bt_log_warn("session", "more than %u router addresses; %s is not dialled", BT_ROUTERS_MAX,
+                    text);
         return;
     }
     struct session *s = &r->sessions[r->n_sessions];
@@ -204,8 +206,8 @@ static void session_add(struct bt_router_link *r, const struct bt_hostport *hp)
     *s = (struct session){.link = r, .index = r->n_sessions, .pause_ns = DIAL_PAUSE_MIN};
     snprintf(s->address, sizeof s->address, "%s", text);
     if (bt_grpc_channel_create(r->loop,
-                               &(struct bt_grpc_channel_opts){.address = s->address,
-                                                              .message_bytes_max = BT_SESSION_MSG_MAX},
+                               &(struct bt_grpc_channel_opts){
+                                   .address = s->address, .message_bytes_max = BT_SESSION_MSG_MAX},
                                &s->channel, &err) != BT_OK) {
         bt_log_error("session", "router %s: %s", text, err.msg);
         return;
@@ -216,7 +218,8 @@ static void session_add(struct bt_router_link *r, const struct bt_hostport *hp)
 
 /* ---- names ---- */
 
-static void on_resolved(void *arg, enum bt_status st, const struct bt_hostport *addrs, size_t n, const char *why)
+static void on_resolved(void *arg, enum bt_status st, const struct bt_hostport *addrs, size_t n,
+                        const char *why)
 {
     struct name *nm = arg;
     struct bt_router_link *r = nm->link;
@@ -263,7 +266,8 @@ static enum bt_status parse_names(struct bt_router_link *r, struct bt_err *err)
         size_t n = strcspn(p, ",");
 
         if (n == 0 || n >= sizeof one || r->n_names == BT_ROUTERS_MAX) {
-            return bt_err_set(err, BT_ERR_INVALID, "--router %s: an empty or too long address, or too many",
+            return bt_err_set(err, BT_ERR_INVALID,
+                              "--router %s: an empty or too long address, or too many",
                               r->opts.routers);
         }
         memcpy(one, p, n);

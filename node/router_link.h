@@ -1,8 +1,9 @@
 #ifndef BT_NODE_ROUTER_LINK_H
 #define BT_NODE_ROUTER_LINK_H
 
-/* Sessions from a daemon to every router: dials each address that the given names resolve to, says hello, sends load
- * reports as heartbeats, hands decoded messages up, and dials again with growing pauses after a loss. Loop thread. */
+/* Sessions from a daemon to every router: dials each address that the given names resolve to, says
+ * hello, sends load reports as heartbeats, hands decoded messages up, and dials again with growing
+ * pauses after a loss. Loop thread. */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -15,16 +16,18 @@ struct bt_router_link;
 struct bt_net_loop;
 
 struct bt_router_link_opts {
-    const char *routers;     /* "HOST:PORT[,HOST:PORT…]"; borrowed until destroy */
+    const char *routers;       /* "HOST:PORT[,HOST:PORT…]"; borrowed until destroy */
     struct bt_msg_hello hello; /* strings borrowed until destroy */
     uint64_t heartbeat_ns;
     uint64_t lease_ns; /* silence of a router after which its session is given up */
     void *arg;
-    /* Fills in the load to report now; what it points to is borrowed until the call after returns. */
+    /* Fills in the load to report now; what it points to is borrowed until the call after returns.
+     */
     void (*load)(void *arg, struct bt_msg_load *out);
     void (*on_up)(void *arg, uint32_t router);   /* welcomed */
     void (*on_lost)(void *arg, uint32_t router); /* after on_up, once */
-    void (*on_message)(void *arg, uint32_t router, const struct bt_from_router *m); /* not welcome, not heartbeat */
+    void (*on_message)(void *arg, uint32_t router,
+                       const struct bt_from_router *m); /* not welcome, not heartbeat */
 };
 
 #define BT_ROUTERS_MAX 64u

@@ -1,5 +1,5 @@
-/* The prefill node's decisions. Owns jobs and peers as plain state; refuses to know of sockets, threads, UCX, the
- * engine's inside and the clock. */
+/* The prefill node's decisions. Owns jobs and peers as plain state; refuses to know of sockets,
+ * threads, UCX, the engine's inside and the clock. */
 
 #include "prefilld/prefilld_core.h"
 
@@ -7,7 +7,7 @@
 #include "base/assert.h"
 #include "base/mem.h"
 
-#define ADDRESS_MAX 256
+#define ADDRESS_MAX         256
 #define RECONNECT_DOUBLINGS 4
 
 enum job_state { JOB_QUEUED, JOB_COMPUTING, JOB_HELD, JOB_ENDING };
@@ -20,7 +20,8 @@ static const uint8_t legal_next[] = {
     [JOB_ENDING] = 0,
 };
 
-/* What is known of one layer of one group: shares [pushed_end, avail_end) are computed and not yet pushed. */
+/* What is known of one layer of one group: shares [pushed_end, avail_end) are computed and not yet
+ * pushed. */
 struct layer_progress {
     uint32_t avail_end, pushed_end;
 };
@@ -35,7 +36,7 @@ struct pf_job {
     bool want_logprobs;
     bool started_sent, granted, handed, has_token;
     uint64_t generation;
-    uint64_t conn; /* connection that `started` went over */
+    uint64_t conn;                              /* connection that `started` went over */
     uint32_t first_page[BT_CONTROL_GROUPS_MAX]; /* first page that D wants */
     uint32_t index;
     struct bt_sampled first;
@@ -83,8 +84,9 @@ enum bt_status bt_pf_core_create(const struct bt_pf_opts *opts, struct bt_pf_cor
         c->n_layers_all += opts->n_layers[g];
     }
     c->peers = bt_calloc(opts->peers_max, sizeof *c->peers);
-    enum bt_status st = c->peers == NULL ? BT_ERR_NOMEM
-                                         : bt_ticket_table_init(&c->jobs, sizeof(struct pf_job), opts->max_jobs);
+    enum bt_status st = c->peers == NULL
+                            ? BT_ERR_NOMEM
+                            : bt_ticket_table_init(&c->jobs, sizeof(struct pf_job), opts->max_jobs);
 
     if (st != BT_OK) {
         bt_free(c->peers);
@@ -151,7 +153,8 @@ static struct bt_pf_action *act(struct bt_pf_core *c, enum bt_pf_action_kind kin
         size_t cap = a->cap == 0 ? 64 : a->cap * 2;
         struct bt_pf_action *grown = bt_realloc(a->items, cap * sizeof *grown);
 
-        BT_ASSERT(grown != NULL); /* a lost action would break the protocol: better die and be replaced */
+        BT_ASSERT(grown !=
+                  NULL); /* a lost action would break the protocol: better die and be replaced */
         a->items = grown;
         a->cap = cap;
     }
@@ -162,8 +165,8 @@ static struct bt_pf_action *act(struct bt_pf_core *c, enum bt_pf_action_kind kin
     return x;
 }
 
-static struct bt_control *act_control(struct bt_pf_core *c, uint64_t conn, enum bt_control_kind kind,
-                                      const struct bt_ticket *t)
+static struct bt_control *act_control(struct bt_pf_core *c, uint64_t conn,
+                                      enum bt_control_kind kind, const struct bt_ticket *t)
 {
     struct bt_pf_action *a = act(c, BT_PF_CONTROL);
 
@@ -173,8 +176,8 @@ static struct bt_control *act_control(struct bt_pf_core *c, uint64_t conn, enum 
     return &a->control;
 }
 
-static void act_end(struct bt_pf_core *c, uint32_t router, const struct bt_ticket *t, enum bt_attempt_reason reason,
-                    const char *text)
+static void act_end(struct bt_pf_core *c, uint32_t router, const struct bt_ticket *t,
+                    enum bt_attempt_reason reason, const char *text)
 {
     struct bt_pf_action *a = act(c, BT_PF_ATTEMPT_END);
 
@@ -197,7 +200,8 @@ static struct pf_peer *peer_by_instance(struct bt_pf_core *c, uint64_t instance)
 static struct pf_peer *peer_by_conn(struct bt_pf_core *c, uint64_t conn)
 {
     for (uint32_t i = 0; i < c->opts.peers_max; i++) {
-        if (c->peers[i].instance != 0 && c->peers[i].state != PEER_IDLE && c->peers[i].conn == conn) {
+        if (c->peers[i].instance != 0 && c->peers[i].state != PEER_IDLE &&
+            c->peers[i].conn == conn) {
             return &c->peers[i];
         }
     }
@@ -230,7 +234,8 @@ static struct pf_peer *peer_add(struct bt_pf_core *c, uint64_t instance, const c
     return p;
 }
 
-static void tell_peer_state(struct bt_pf_core *c, struct pf_peer *p, bool reachable, const char *why)
+static void tell_peer_state(struct bt_pf_core *c, struct pf_peer *p, bool reachable,
+                            const char *why)
 {
     if (reachable == !p->told_unreachable) {
         return;
@@ -286,7 +291,8 @@ static void job_forget_at_peer(struct bt_pf_core *c, struct pf_job *j)
     }
 }
 
-static void job_fail(struct bt_pf_core *c, struct pf_job *j, enum bt_attempt_reason reason, const char *text)
+static void job_fail(struct bt_pf_core *c, struct pf_job *j, enum bt_attempt_reason reason,
+                     const char *text)
 {
     c->stats.failures++;
     act_end(c, j->router, &j->head.ticket, reason, text);
@@ -316,7 +322,8 @@ static bool job_init(struct bt_pf_core *c, struct pf_job *j, const struct bt_msg
     return j->layers != NULL && j->page_ids != NULL;
 }
 
-void bt_pf_on_submit(struct bt_pf_core *c, uint64_t now, uint32_t router, const struct bt_msg_submit *s)
+void bt_pf_on_submit(struct bt_pf_core *c, uint64_t now, uint32_t router,
+                     const struct bt_msg_submit *s)
 {
     begin(c);
     if (bt_ticket_table_by_ticket(&c->jobs, &s->ticket) != NULL) {
@@ -393,7 +400,8 @@ void bt_pf_on_peers(struct bt_pf_core *c, uint64_t now, const struct bt_msg_peer
         struct pf_peer *p = peer_add(c, peers[i].instance, peers[i].address);
 
         if (p == NULL) {
-            continue; /* more peers than configured: those are dialled when a submit names them and there is room */
+            continue; /* more peers than configured: those are dialled when a submit names them and
+                         there is room */
         }
         p->wanted = true;
         if (p->state == PEER_IDLE && now >= p->next_dial) {
@@ -411,7 +419,8 @@ void bt_pf_on_peers(struct bt_pf_core *c, uint64_t now, const struct bt_msg_peer
 
 /* ---- from the engine ---- */
 
-void bt_pf_on_engine_failed(struct bt_pf_core *c, uint64_t now, uint64_t job, enum bt_status st, const char *text)
+void bt_pf_on_engine_failed(struct bt_pf_core *c, uint64_t now, uint64_t job, enum bt_status st,
+                            const char *text)
 {
     struct pf_job *j = live_job(c, job);
 
@@ -423,9 +432,9 @@ void bt_pf_on_engine_failed(struct bt_pf_core *c, uint64_t now, uint64_t job, en
     job_forget_at_peer(c, j);
     snprintf(c->text, sizeof c->text, "%s", text);
     job_fail(c, j,
-             st == BT_ERR_INVALID                          ? BT_ATTEMPT_INVALID
+             st == BT_ERR_INVALID                      ? BT_ATTEMPT_INVALID
              : st == BT_ERR_BUSY || st == BT_ERR_NOMEM ? BT_ATTEMPT_REFUSED
-                                                           : BT_ATTEMPT_INTERNAL,
+                                                       : BT_ATTEMPT_INTERNAL,
              c->text);
 }
 
@@ -469,8 +478,8 @@ static void push_layer(struct bt_pf_core *c, struct pf_job *j, uint32_t group, u
     j->pushes_open++;
 }
 
-void bt_pf_on_engine_pages(struct bt_pf_core *c, uint64_t now, uint64_t job, uint32_t group, uint32_t layer,
-                           uint32_t first, uint32_t end, const uint32_t *page_ids)
+void bt_pf_on_engine_pages(struct bt_pf_core *c, uint64_t now, uint64_t job, uint32_t group,
+                           uint32_t layer, uint32_t first, uint32_t end, const uint32_t *page_ids)
 {
     struct pf_job *j = live_job(c, job);
 
@@ -479,10 +488,12 @@ void bt_pf_on_engine_pages(struct bt_pf_core *c, uint64_t now, uint64_t job, uin
     if (j == NULL || j->layers == NULL) {
         return;
     }
-    BT_ASSERT(group < c->opts.n_groups && layer < c->opts.n_layers[group] && first <= end && end <= j->n_pages);
+    BT_ASSERT(group < c->opts.n_groups && layer < c->opts.n_layers[group] && first <= end &&
+              end <= j->n_pages);
     struct layer_progress *l = &j->layers[c->layer_base[group] + layer];
 
-    memcpy(j->page_ids + (size_t)group * j->n_pages + first, page_ids, (end - first) * sizeof *page_ids);
+    memcpy(j->page_ids + (size_t)group * j->n_pages + first, page_ids,
+           (end - first) * sizeof *page_ids);
     if (end > l->avail_end) {
         l->avail_end = end;
     }
@@ -548,8 +559,8 @@ void bt_pf_on_engine_token(struct bt_pf_core *c, uint64_t now, uint64_t job, uin
     }
 }
 
-void bt_pf_on_engine_prompt_logprobs(struct bt_pf_core *c, uint64_t now, uint64_t job, uint32_t first,
-                                     const struct bt_sampled *list, size_t n)
+void bt_pf_on_engine_prompt_logprobs(struct bt_pf_core *c, uint64_t now, uint64_t job,
+                                     uint32_t first, const struct bt_sampled *list, size_t n)
 {
     struct pf_job *j = live_job(c, job);
 
@@ -561,8 +572,11 @@ void bt_pf_on_engine_prompt_logprobs(struct bt_pf_core *c, uint64_t now, uint64_
     struct bt_pf_action *a = act(c, BT_PF_OUTPUT);
 
     a->router = j->router;
-    a->output = (struct bt_msg_output){.ticket = j->head.ticket, .has_logprobs = true, .prompt_first = first,
-                                       .n_prompt_logprobs = n, .prompt_logprobs = list};
+    a->output = (struct bt_msg_output){.ticket = j->head.ticket,
+                                       .has_logprobs = true,
+                                       .prompt_first = first,
+                                       .n_prompt_logprobs = n,
+                                       .prompt_logprobs = list};
 }
 
 void bt_pf_on_engine_preempted(struct bt_pf_core *c, uint64_t now, uint64_t job)
@@ -657,9 +671,11 @@ void bt_pf_on_peer_down(struct bt_pf_core *c, uint64_t now, uint64_t conn, const
     }
 }
 
-static void on_grant(struct bt_pf_core *c, uint64_t conn, struct pf_job *j, const struct bt_control *m)
+static void on_grant(struct bt_pf_core *c, uint64_t conn, struct pf_job *j,
+                     const struct bt_control *m)
 {
-    if (j == NULL || !j->started_sent || j->conn != conn || j->granted || m->grant.n_groups != c->opts.n_groups) {
+    if (j == NULL || !j->started_sent || j->conn != conn || j->granted ||
+        m->grant.n_groups != c->opts.n_groups) {
         c->stats.stale++;
         act_control(c, conn, BT_CONTROL_FORGET, &m->ticket)->generation = m->generation;
         return;
@@ -682,7 +698,8 @@ static void on_grant(struct bt_pf_core *c, uint64_t conn, struct pf_job *j, cons
 void bt_pf_on_control(struct bt_pf_core *c, uint64_t now, uint64_t conn, const struct bt_control *m)
 {
     struct pf_job *j = bt_ticket_table_by_ticket(&c->jobs, &m->ticket);
-    bool match = j != NULL && j->started_sent && j->conn == conn && (!j->granted || j->generation == m->generation);
+    bool match = j != NULL && j->started_sent && j->conn == conn &&
+                 (!j->granted || j->generation == m->generation);
 
     (void)now;
     begin(c);
@@ -747,8 +764,9 @@ static void check_job(struct bt_pf_core *c, struct pf_job *j, uint64_t now)
         job_fail(c, j, BT_ATTEMPT_RETRY, "the decode node cannot be reached from the prefill node");
     } else if (j->state == JOB_HELD && now - j->t_token > c->opts.grant_ns) {
         job_forget_at_peer(c, j);
-        job_fail(c, j, BT_ATTEMPT_RETRY, j->granted ? "the decode node did not confirm the hand-off in time"
-                                                    : "the decode node gave no grant in time");
+        job_fail(c, j, BT_ATTEMPT_RETRY,
+                 j->granted ? "the decode node did not confirm the hand-off in time"
+                            : "the decode node gave no grant in time");
     }
 }
 

@@ -1,13 +1,14 @@
 #ifndef BT_PREFILLD_PREFILLD_CORE_H
 #define BT_PREFILLD_PREFILLD_CORE_H
 
-/* The decisions of a prefill node (PROTOCOL: Submit, Pages): events in, actions out, time as an argument. No I/O, no clock,
- * no thread. The daemon and the simulation run the same code.
+/* The decisions of a prefill node (PROTOCOL: Submit, Pages): events in, actions out, time as an
+ * argument. No I/O, no clock, no thread. The daemon and the simulation run the same code.
  *
  * Life of a job (one ticket):
  *   QUEUED -- engine started --> COMPUTING -- token 0 --> HELD -- done from D --> ENDING --> gone
- * A job ends early by cancel, lost router, refuse, revoke, lost peer, engine failure, or a token 0 that ends the answer.
- * ENDING waits until no send of its pages is in flight; only then are the pages released. */
+ * A job ends early by cancel, lost router, refuse, revoke, lost peer, engine failure, or a token 0
+ * that ends the answer. ENDING waits until no send of its pages is in flight; only then are the
+ * pages released. */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -25,7 +26,8 @@ struct bt_pf_opts {
     uint32_t n_layers[BT_CONTROL_GROUPS_MAX]; /* layers of each group */
     uint32_t window[BT_CONTROL_GROUPS_MAX];   /* of each group; 0: full attention */
     uint32_t page_tokens;
-    uint64_t reconnect_ns;   /* first pause before a peer is dialled again; doubles up to 16 times that */
+    uint64_t
+        reconnect_ns; /* first pause before a peer is dialled again; doubles up to 16 times that */
     uint64_t unreachable_ns; /* a started prompt waits so long for its peer's connection */
     uint64_t grant_ns;       /* a computed prompt waits so long for its grant, then for done */
 };
@@ -34,14 +36,15 @@ enum bt_pf_action_kind {
     BT_PF_ENGINE_SUBMIT,  /* job, submit */
     BT_PF_ENGINE_CANCEL,  /* job */
     BT_PF_ENGINE_RELEASE, /* job: its pages are free after this */
-    BT_PF_PUSH,           /* job, ticket, generation, peer, push: one layer's pages; answered by on_pushed, once */
-    BT_PF_PUSH_CANCEL,    /* ticket */
-    BT_PF_CONTROL,        /* peer, control */
-    BT_PF_CONNECT,        /* instance, address; answered by on_connecting or on_connect_failed */
-    BT_PF_DISCONNECT,     /* peer */
-    BT_PF_OUTPUT,         /* router, output */
-    BT_PF_ATTEMPT_END,    /* router, end */
-    BT_PF_PEER_STATE,     /* to every router: peer_state */
+    BT_PF_PUSH, /* job, ticket, generation, peer, push: one layer's pages; answered by on_pushed,
+                   once */
+    BT_PF_PUSH_CANCEL, /* ticket */
+    BT_PF_CONTROL,     /* peer, control */
+    BT_PF_CONNECT,     /* instance, address; answered by on_connecting or on_connect_failed */
+    BT_PF_DISCONNECT,  /* peer */
+    BT_PF_OUTPUT,      /* router, output */
+    BT_PF_ATTEMPT_END, /* router, end */
+    BT_PF_PEER_STATE,  /* to every router: peer_state */
 };
 
 /* Pointers are valid until the core is called again. */
@@ -76,38 +79,45 @@ struct bt_pf_stats {
 
 struct bt_pf_core;
 
-enum bt_status bt_pf_core_create(const struct bt_pf_opts *opts, struct bt_pf_core **out) BT_NODISCARD;
+enum bt_status bt_pf_core_create(const struct bt_pf_opts *opts,
+                                 struct bt_pf_core **out) BT_NODISCARD;
 void bt_pf_core_destroy(struct bt_pf_core *c);
-/* What the last call decided, in order; valid until the next call. Each call below begins with an empty list. */
+/* What the last call decided, in order; valid until the next call. Each call below begins with an
+ * empty list. */
 const struct bt_pf_actions *bt_pf_core_actions(const struct bt_pf_core *c);
 const struct bt_pf_stats *bt_pf_core_stats(const struct bt_pf_core *c);
 uint32_t bt_pf_core_jobs(const struct bt_pf_core *c); /* ENDING ones included */
 
 /* From routers. router: the caller's number of the session. */
-void bt_pf_on_submit(struct bt_pf_core *c, uint64_t now, uint32_t router, const struct bt_msg_submit *s);
-void bt_pf_on_cancel(struct bt_pf_core *c, uint64_t now, uint32_t router, const struct bt_ticket *t);
+void bt_pf_on_submit(struct bt_pf_core *c, uint64_t now, uint32_t router,
+                     const struct bt_msg_submit *s);
+void bt_pf_on_cancel(struct bt_pf_core *c, uint64_t now, uint32_t router,
+                     const struct bt_ticket *t);
 void bt_pf_on_router_lost(struct bt_pf_core *c, uint64_t now, uint32_t router);
 /* All peers that any router allows: the union, made by the caller. */
 void bt_pf_on_peers(struct bt_pf_core *c, uint64_t now, const struct bt_msg_peer *peers, size_t n);
 
 /* From the engine. Job ids that are over are ignored. */
-void bt_pf_on_engine_failed(struct bt_pf_core *c, uint64_t now, uint64_t job, enum bt_status st, const char *text);
+void bt_pf_on_engine_failed(struct bt_pf_core *c, uint64_t now, uint64_t job, enum bt_status st,
+                            const char *text);
 void bt_pf_on_engine_started(struct bt_pf_core *c, uint64_t now, uint64_t job);
-void bt_pf_on_engine_pages(struct bt_pf_core *c, uint64_t now, uint64_t job, uint32_t group, uint32_t layer,
-                           uint32_t first, uint32_t end, const uint32_t *page_ids);
+void bt_pf_on_engine_pages(struct bt_pf_core *c, uint64_t now, uint64_t job, uint32_t group,
+                           uint32_t layer, uint32_t first, uint32_t end, const uint32_t *page_ids);
 /* finish: as in struct bt_msg_output. */
 void bt_pf_on_engine_token(struct bt_pf_core *c, uint64_t now, uint64_t job, uint32_t index,
                            const struct bt_sampled *s, uint32_t finish);
-void bt_pf_on_engine_prompt_logprobs(struct bt_pf_core *c, uint64_t now, uint64_t job, uint32_t first,
-                                     const struct bt_sampled *list, size_t n);
+void bt_pf_on_engine_prompt_logprobs(struct bt_pf_core *c, uint64_t now, uint64_t job,
+                                     uint32_t first, const struct bt_sampled *list, size_t n);
 void bt_pf_on_engine_preempted(struct bt_pf_core *c, uint64_t now, uint64_t job);
 
 /* From the transfer room. conn: its id of a connection. */
 void bt_pf_on_connecting(struct bt_pf_core *c, uint64_t now, uint64_t instance, uint64_t conn);
-void bt_pf_on_connect_failed(struct bt_pf_core *c, uint64_t now, uint64_t instance, const char *why);
+void bt_pf_on_connect_failed(struct bt_pf_core *c, uint64_t now, uint64_t instance,
+                             const char *why);
 void bt_pf_on_peer_up(struct bt_pf_core *c, uint64_t now, uint64_t conn);
 void bt_pf_on_peer_down(struct bt_pf_core *c, uint64_t now, uint64_t conn, const char *why);
-void bt_pf_on_control(struct bt_pf_core *c, uint64_t now, uint64_t conn, const struct bt_control *m);
+void bt_pf_on_control(struct bt_pf_core *c, uint64_t now, uint64_t conn,
+                      const struct bt_control *m);
 void bt_pf_on_pushed(struct bt_pf_core *c, uint64_t now, uint64_t job, enum bt_status st);
 
 /* At least every 100 ms: deadlines, reconnects. */

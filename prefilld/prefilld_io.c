@@ -1,4 +1,5 @@
-/* prefilld's messages: what comes in goes to the core, what the core decides goes out. Decides nothing itself. */
+/* prefilld's messages: what comes in goes to the core, what the core decides goes out. Decides
+ * nothing itself. */
 
 #include "prefilld/prefilld_io.h"
 
@@ -10,8 +11,8 @@
 #include "net/loop.h"
 #include "prefilld/prefilld_core.h"
 
-#define PEERS_MAX     256u
-#define RECONNECT_NS  (200 * BT_NS_PER_MS)
+#define PEERS_MAX    256u
+#define RECONNECT_NS (200 * BT_NS_PER_MS)
 
 /* What a router last said about peers. */
 struct peer_list {
@@ -21,7 +22,12 @@ struct peer_list {
 
 /* Answers to actions, given to the core after its list was carried out. */
 struct answer {
-    enum { ANSWER_CONNECTING, ANSWER_CONNECT_FAILED, ANSWER_PUSH_FAILED, ANSWER_ENGINE_FAILED } kind;
+    enum {
+        ANSWER_CONNECTING,
+        ANSWER_CONNECT_FAILED,
+        ANSWER_PUSH_FAILED,
+        ANSWER_ENGINE_FAILED
+    } kind;
     uint64_t id, conn;
     enum bt_status st;
 };
@@ -58,13 +64,14 @@ static void answer(struct bt_prefilld *p, struct answer a)
 static void do_submit(struct bt_prefilld *p, const struct bt_pf_action *a)
 {
     const struct bt_msg_submit *s = a->submit;
-    enum bt_status st = bt_engine_thread_submit(p->node->engine, a->job,
-                                                &(struct bt_engine_req){.tokens = s->tokens,
-                                                                        .n_tokens = (uint32_t)s->n_tokens,
-                                                                        .n_prompt = s->n_prompt,
-                                                                        .sampling = &s->sampling,
-                                                                        .hold = true,
-                                                                        .prompt_logprobs = s->prompt_logprobs});
+    enum bt_status st =
+        bt_engine_thread_submit(p->node->engine, a->job,
+                                &(struct bt_engine_req){.tokens = s->tokens,
+                                                        .n_tokens = (uint32_t)s->n_tokens,
+                                                        .n_prompt = s->n_prompt,
+                                                        .sampling = &s->sampling,
+                                                        .hold = true,
+                                                        .prompt_logprobs = s->prompt_logprobs});
 
     if (st != BT_OK) {
         answer(p, (struct answer){ANSWER_ENGINE_FAILED, a->job, 0, st});
@@ -154,12 +161,14 @@ static void do_action(struct bt_prefilld *p, const struct bt_pf_action *a)
         do_output(p, a);
         break;
     case BT_PF_ATTEMPT_END:
-        bt_log_debug("prefilld", "ticket %s ends: %s", bt_ticket_text(&a->end.ticket, t), a->end.text);
+        bt_log_debug("prefilld", "ticket %s ends: %s", bt_ticket_text(&a->end.ticket, t),
+                     a->end.text);
         bt_node_attempt_end(p->node, a->router, &a->end);
         break;
     case BT_PF_PEER_STATE:
-        bt_router_link_send_all(p->node->link, &(struct bt_from_daemon){.kind = BT_FROM_DAEMON_PEER_STATE,
-                                                                        .peer_state = a->peer_state});
+        bt_router_link_send_all(p->node->link,
+                                &(struct bt_from_daemon){.kind = BT_FROM_DAEMON_PEER_STATE,
+                                                         .peer_state = a->peer_state});
         break;
     }
 }
@@ -215,15 +224,16 @@ static void on_engine(void *arg, const struct bt_engine_ev *ev)
         bt_pf_on_engine_started(p->core, now, ev->job);
         break;
     case BT_ENGINE_EV_PAGES:
-        bt_pf_on_engine_pages(p->core, now, ev->job, ev->pages.group, ev->pages.layer, ev->pages.first, ev->pages.end,
-                              ev->pages.page_ids);
+        bt_pf_on_engine_pages(p->core, now, ev->job, ev->pages.group, ev->pages.layer,
+                              ev->pages.first, ev->pages.end, ev->pages.page_ids);
         break;
     case BT_ENGINE_EV_TOKEN:
-        bt_pf_on_engine_token(p->core, now, ev->job, ev->token.index, &ev->token.sampled, (uint32_t)ev->token.finish);
+        bt_pf_on_engine_token(p->core, now, ev->job, ev->token.index, &ev->token.sampled,
+                              (uint32_t)ev->token.finish);
         break;
     case BT_ENGINE_EV_PROMPT_LOGPROBS:
-        bt_pf_on_engine_prompt_logprobs(p->core, now, ev->job, ev->prompt_logprobs.first, ev->prompt_logprobs.list,
-                                        ev->prompt_logprobs.n);
+        bt_pf_on_engine_prompt_logprobs(p->core, now, ev->job, ev->prompt_logprobs.first,
+                                        ev->prompt_logprobs.list, ev->prompt_logprobs.n);
         break;
     case BT_ENGINE_EV_PREEMPTED:
         bt_pf_on_engine_preempted(p->core, now, ev->job);
@@ -382,13 +392,15 @@ static void metrics(void *arg, struct bt_buf *out)
     struct bt_prefilld *p = arg;
     const struct bt_pf_stats *s = bt_pf_core_stats(p->core);
 
-    bt_prom_head(out, "baton_prefill_seconds", BT_PROM_HISTOGRAM, "From the first chunk to the first token.");
+    bt_prom_head(out, "baton_prefill_seconds", BT_PROM_HISTOGRAM,
+                 "From the first chunk to the first token.");
     bt_prom_hist_render(out, "baton_prefill_seconds", NULL, 0, &p->prefill_seconds);
     bt_prom_head(out, "baton_queue_seconds", BT_PROM_HISTOGRAM, "From submit to the first chunk.");
     bt_prom_hist_render(out, "baton_queue_seconds", NULL, 0, &p->queue_seconds);
     bt_prom_head(out, "baton_handoffs_total", BT_PROM_COUNTER, "Hand-offs sent to decode nodes.");
     bt_prom_u64(out, "baton_handoffs_total", NULL, 0, s->handoffs);
-    bt_prom_head(out, "baton_attempts_failed_total", BT_PROM_COUNTER, "Attempts that this node gave up.");
+    bt_prom_head(out, "baton_attempts_failed_total", BT_PROM_COUNTER,
+                 "Attempts that this node gave up.");
     bt_prom_u64(out, "baton_attempts_failed_total", NULL, 0, s->failures);
 }
 
@@ -419,7 +431,8 @@ static void on_ready(void *arg, struct bt_node *n)
 
 enum bt_status bt_prefilld_create(struct bt_prefilld **out)
 {
-    static const char buckets[] = "0.001,0.0025,0.005,0.01,0.025,0.05,0.1,0.25,0.5,1,2.5,5,10,30,60";
+    static const char buckets[] =
+        "0.001,0.0025,0.005,0.01,0.025,0.05,0.1,0.25,0.5,1,2.5,5,10,30,60";
     struct bt_prefilld *p = bt_calloc(1, sizeof *p);
 
     if (p == NULL) {

@@ -10,7 +10,8 @@ int main(int argc, char **argv)
         .summary = "Computes prompts and hands their KV caches to decode nodes.",
         .opts = bt_node_opts_prefill,
         .n_opts = bt_node_n_opts_prefill,
-        .epilogue = "Example:\n  baton-prefilld --router 127.0.0.1:7001 --model ./SmolLM2-135M-Instruct.gguf\n",
+        .epilogue = "Example:\n  baton-prefilld --router 127.0.0.1:7001 --model "
+                    "./SmolLM2-135M-Instruct.gguf\n",
     };
     struct bt_prefilld *p = NULL;
 

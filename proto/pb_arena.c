@@ -1,5 +1,5 @@
-/* protobuf-c memory inside an arena: a message that would need more than the arena's cap fails to decode
- * instead of growing the heap. Knows nothing of any message. */
+/* protobuf-c memory inside an arena: a message that would need more than the arena's cap fails to
+ * decode instead of growing the heap. Knows nothing of any message. */
 
 #include "proto/pb_arena_int.h"
 

@@ -1,9 +1,9 @@
 #ifndef BT_PROTO_SESSION_H
 #define BT_PROTO_SESSION_H
 
-/* Messages of the session stream between router and daemon as plain structs (session.proto has the wire shapes).
- * Decoding validates: sizes, ranges and enum values; what it returns lives in the caller's arena until that is reset.
- * Encoding appends to a bt_buf. Any thread. */
+/* Messages of the session stream between router and daemon as plain structs (session.proto has the
+ * wire shapes). Decoding validates: sizes, ranges and enum values; what it returns lives in the
+ * caller's arena until that is reset. Encoding appends to a bt_buf. Any thread. */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -29,8 +29,8 @@ enum bt_attempt_reason {
     BT_ATTEMPT_REFUSED = 1,   /* no room now (pages, queue) */
     BT_ATTEMPT_RETRY = 2,     /* lost its pages or its peer; nothing wrong with the request */
     BT_ATTEMPT_PREEMPTED = 3, /* decode node ran out of pages */
-    BT_ATTEMPT_INVALID = 4,   /* the request cannot run here (too long, bad token id): do not retry */
-    BT_ATTEMPT_INTERNAL = 5,  /* device failure */
+    BT_ATTEMPT_INVALID = 4, /* the request cannot run here (too long, bad token id): do not retry */
+    BT_ATTEMPT_INTERNAL = 5, /* device failure */
     BT_ATTEMPT_DRAINING = 6,
 };
 
@@ -163,12 +163,14 @@ struct bt_from_router {
 };
 
 /* BT_ERR_PROTOCOL with the field in err; BT_ERR_NOMEM when the arena is full. */
-enum bt_status bt_from_daemon_decode(const void *data, size_t n, struct bt_arena *arena, struct bt_from_daemon *out,
-                                     struct bt_err *err) BT_NODISCARD;
-enum bt_status bt_from_router_decode(const void *data, size_t n, struct bt_arena *arena, struct bt_from_router *out,
-                                     struct bt_err *err) BT_NODISCARD;
+enum bt_status bt_from_daemon_decode(const void *data, size_t n, struct bt_arena *arena,
+                                     struct bt_from_daemon *out, struct bt_err *err) BT_NODISCARD;
+enum bt_status bt_from_router_decode(const void *data, size_t n, struct bt_arena *arena,
+                                     struct bt_from_router *out, struct bt_err *err) BT_NODISCARD;
 /* Appends the encoded message; BT_ERR_NOMEM leaves out as it was. */
-enum bt_status bt_from_daemon_encode(const struct bt_from_daemon *m, struct bt_buf *out) BT_NODISCARD;
-enum bt_status bt_from_router_encode(const struct bt_from_router *m, struct bt_buf *out) BT_NODISCARD;
+enum bt_status bt_from_daemon_encode(const struct bt_from_daemon *m,
+                                     struct bt_buf *out) BT_NODISCARD;
+enum bt_status bt_from_router_encode(const struct bt_from_router *m,
+                                     struct bt_buf *out) BT_NODISCARD;
 
 #endif

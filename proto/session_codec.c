@@ -1,5 +1,5 @@
-/* Session messages between plain structs and protobuf bytes. Owns the validation of everything that comes over a
- * session stream; refuses to know what any of it means. */
+/* Session messages between plain structs and protobuf bytes. Owns the validation of everything that
+ * comes over a session stream; refuses to know what any of it means. */
 
 #include "proto/session.h"
 
@@ -25,7 +25,8 @@ static enum bt_status bad(struct bt_err *err, const char *field, const char *wha
     return bt_err_set(err, BT_ERR_PROTOCOL, "session message: %s: %s", field, what);
 }
 
-static enum bt_status get_ticket(const ProtobufCBinaryData *b, struct bt_ticket *out, struct bt_err *err)
+static enum bt_status get_ticket(const ProtobufCBinaryData *b, struct bt_ticket *out,
+                                 struct bt_err *err)
 {
     if (b->len != BT_TICKET_BYTES) {
         return bad(err, "ticket", "must be 16 bytes");
@@ -34,20 +35,23 @@ static enum bt_status get_ticket(const ProtobufCBinaryData *b, struct bt_ticket 
     return BT_OK;
 }
 
-static enum bt_status get_sampled(const Baton__Session__V1__SampledToken *p, struct bt_sampled *out, struct bt_err *err)
+static enum bt_status get_sampled(const Baton__Session__V1__SampledToken *p, struct bt_sampled *out,
+                                  struct bt_err *err)
 {
     if (p->n_top > BT_LOGPROBS_MAX) {
         return bad(err, "top", "more than 20 log-probabilities");
     }
-    *out = (struct bt_sampled){.token = p->token, .logprob = p->logprob, .n_top = (uint32_t)p->n_top};
+    *out =
+        (struct bt_sampled){.token = p->token, .logprob = p->logprob, .n_top = (uint32_t)p->n_top};
     for (size_t i = 0; i < p->n_top; i++) {
         out->top[i] = (struct bt_top_logprob){p->top[i]->token, p->top[i]->logprob};
     }
     return BT_OK;
 }
 
-static enum bt_status get_sampled_list(size_t n, Baton__Session__V1__SampledToken *const *list, struct bt_arena *arena,
-                                       const struct bt_sampled **out, struct bt_err *err)
+static enum bt_status get_sampled_list(size_t n, Baton__Session__V1__SampledToken *const *list,
+                                       struct bt_arena *arena, const struct bt_sampled **out,
+                                       struct bt_err *err)
 {
     size_t bytes;
 
@@ -70,7 +74,8 @@ static enum bt_status get_sampled_list(size_t n, Baton__Session__V1__SampledToke
     return BT_OK;
 }
 
-static enum bt_status get_hello(const Baton__Session__V1__Hello *p, struct bt_msg_hello *h, struct bt_err *err)
+static enum bt_status get_hello(const Baton__Session__V1__Hello *p, struct bt_msg_hello *h,
+                                struct bt_err *err)
 {
     if (strcmp(p->role, "prefill") == 0) {
         h->role = BT_ROLE_PREFILL;
@@ -106,8 +111,8 @@ static enum bt_status get_hello(const Baton__Session__V1__Hello *p, struct bt_ms
     return BT_OK;
 }
 
-static enum bt_status get_load(const Baton__Session__V1__Load *p, struct bt_arena *arena, struct bt_msg_load *l,
-                               struct bt_err *err)
+static enum bt_status get_load(const Baton__Session__V1__Load *p, struct bt_arena *arena,
+                               struct bt_msg_load *l, struct bt_err *err)
 {
     if (p->n_transports > BT_SESSION_PEERS_MAX) {
         return bad(err, "load.transports", "too many");
@@ -142,8 +147,8 @@ static enum bt_status get_load(const Baton__Session__V1__Load *p, struct bt_aren
     return BT_OK;
 }
 
-static enum bt_status get_output(const Baton__Session__V1__Output *p, struct bt_arena *arena, struct bt_msg_output *o,
-                                 struct bt_err *err)
+static enum bt_status get_output(const Baton__Session__V1__Output *p, struct bt_arena *arena,
+                                 struct bt_msg_output *o, struct bt_err *err)
 {
     enum bt_status st = get_ticket(&p->ticket, &o->ticket, err);
 
@@ -180,7 +185,8 @@ static enum bt_status get_output(const Baton__Session__V1__Output *p, struct bt_
     if (st != BT_OK) {
         return st;
     }
-    return get_sampled_list(p->n_prompt_logprobs, p->prompt_logprobs, arena, &o->prompt_logprobs, err);
+    return get_sampled_list(p->n_prompt_logprobs, p->prompt_logprobs, arena, &o->prompt_logprobs,
+                            err);
 }
 
 static enum bt_status get_outputs(const Baton__Session__V1__Outputs *p, struct bt_arena *arena,
@@ -203,8 +209,8 @@ static enum bt_status get_outputs(const Baton__Session__V1__Outputs *p, struct b
     return BT_OK;
 }
 
-static enum bt_status get_attempt_end(const Baton__Session__V1__AttemptEnd *p, struct bt_msg_attempt_end *a,
-                                      struct bt_err *err)
+static enum bt_status get_attempt_end(const Baton__Session__V1__AttemptEnd *p,
+                                      struct bt_msg_attempt_end *a, struct bt_err *err)
 {
     if (p->reason < BT_ATTEMPT_REFUSED || p->reason > BT_ATTEMPT_DRAINING) {
         return bad(err, "attempt_end.reason", "unknown value");
@@ -214,11 +220,12 @@ static enum bt_status get_attempt_end(const Baton__Session__V1__AttemptEnd *p, s
     return get_ticket(&p->ticket, &a->ticket, err);
 }
 
-enum bt_status bt_from_daemon_decode(const void *data, size_t n, struct bt_arena *arena, struct bt_from_daemon *out,
-                                     struct bt_err *err)
+enum bt_status bt_from_daemon_decode(const void *data, size_t n, struct bt_arena *arena,
+                                     struct bt_from_daemon *out, struct bt_err *err)
 {
     ProtobufCAllocator pa = bt_pb_arena(arena);
-    pb_from_daemon *m = n > BT_SESSION_MSG_MAX ? NULL : baton__session__v1__from_daemon__unpack(&pa, n, data);
+    pb_from_daemon *m =
+        n > BT_SESSION_MSG_MAX ? NULL : baton__session__v1__from_daemon__unpack(&pa, n, data);
 
     if (m == NULL) {
         return bad(err, "bytes", "not a FromDaemon message, or too large");
@@ -239,8 +246,8 @@ enum bt_status bt_from_daemon_decode(const void *data, size_t n, struct bt_arena
         return get_attempt_end(m->attempt_end, &out->attempt_end, err);
     case BATON__SESSION__V1__FROM_DAEMON__M_PEER_STATE:
         out->kind = BT_FROM_DAEMON_PEER_STATE;
-        out->peer_state = (struct bt_msg_peer_state){m->peer_state->instance, m->peer_state->reachable != 0,
-                                                     m->peer_state->text};
+        out->peer_state = (struct bt_msg_peer_state){
+            m->peer_state->instance, m->peer_state->reachable != 0, m->peer_state->text};
         return BT_OK;
     case BATON__SESSION__V1__FROM_DAEMON__M_DRAINING:
         return BT_OK;
@@ -325,8 +332,8 @@ static enum bt_status get_sampling(const Baton__Session__V1__Sampling *p, struct
     return check_sampling(s, err);
 }
 
-static enum bt_status get_submit(const Baton__Session__V1__Submit *p, struct bt_arena *arena, struct bt_msg_submit *s,
-                                 struct bt_err *err)
+static enum bt_status get_submit(const Baton__Session__V1__Submit *p, struct bt_arena *arena,
+                                 struct bt_msg_submit *s, struct bt_err *err)
 {
     if (p->n_tokens == 0 || p->n_tokens > BT_SESSION_TOKENS_MAX) {
         return bad(err, "submit.tokens", "none, or too many");
@@ -355,8 +362,8 @@ static enum bt_status get_submit(const Baton__Session__V1__Submit *p, struct bt_
     return st;
 }
 
-static enum bt_status get_peers(const Baton__Session__V1__Peers *p, struct bt_arena *arena, struct bt_from_router *out,
-                                struct bt_err *err)
+static enum bt_status get_peers(const Baton__Session__V1__Peers *p, struct bt_arena *arena,
+                                struct bt_from_router *out, struct bt_err *err)
 {
     if (p->n_peers > BT_SESSION_PEERS_MAX) {
         return bad(err, "peers", "too many");
@@ -367,18 +374,20 @@ static enum bt_status get_peers(const Baton__Session__V1__Peers *p, struct bt_ar
         return bt_err_set(err, BT_ERR_NOMEM, "session message: too large");
     }
     for (size_t i = 0; i < p->n_peers; i++) {
-        peers[i] = (struct bt_msg_peer){p->peers[i]->instance, p->peers[i]->address, p->peers[i]->name};
+        peers[i] =
+            (struct bt_msg_peer){p->peers[i]->instance, p->peers[i]->address, p->peers[i]->name};
     }
     out->peers.n = p->n_peers;
     out->peers.peers = peers;
     return BT_OK;
 }
 
-enum bt_status bt_from_router_decode(const void *data, size_t n, struct bt_arena *arena, struct bt_from_router *out,
-                                     struct bt_err *err)
+enum bt_status bt_from_router_decode(const void *data, size_t n, struct bt_arena *arena,
+                                     struct bt_from_router *out, struct bt_err *err)
 {
     ProtobufCAllocator pa = bt_pb_arena(arena);
-    pb_from_router *m = n > BT_SESSION_MSG_MAX ? NULL : baton__session__v1__from_router__unpack(&pa, n, data);
+    pb_from_router *m =
+        n > BT_SESSION_MSG_MAX ? NULL : baton__session__v1__from_router__unpack(&pa, n, data);
 
     if (m == NULL) {
         return bad(err, "bytes", "not a FromRouter message, or too large");
@@ -387,8 +396,8 @@ enum bt_status bt_from_router_decode(const void *data, size_t n, struct bt_arena
     switch (m->m_case) {
     case BATON__SESSION__V1__FROM_ROUTER__M_WELCOME:
         out->kind = BT_FROM_ROUTER_WELCOME;
-        out->welcome = (struct bt_msg_welcome){m->welcome->version, m->welcome->reason, m->welcome->instance,
-                                               m->welcome->name};
+        out->welcome = (struct bt_msg_welcome){m->welcome->version, m->welcome->reason,
+                                               m->welcome->instance, m->welcome->name};
         return BT_OK;
     case BATON__SESSION__V1__FROM_ROUTER__M_SUBMIT:
         out->kind = BT_FROM_ROUTER_SUBMIT;
@@ -429,8 +438,8 @@ static ProtobufCBinaryData ticket(const struct bt_ticket *t)
     return (ProtobufCBinaryData){BT_TICKET_BYTES, u.out};
 }
 
-static Baton__Session__V1__SampledToken **put_sampled(const struct bt_sampled *s, size_t n, bool logprobs,
-                                                      struct bt_arena *a)
+static Baton__Session__V1__SampledToken **put_sampled(const struct bt_sampled *s, size_t n,
+                                                      bool logprobs, struct bt_arena *a)
 {
     Baton__Session__V1__SampledToken **list = bt_arena_alloc(a, n * sizeof *list);
 
@@ -464,7 +473,8 @@ static Baton__Session__V1__SampledToken **put_sampled(const struct bt_sampled *s
     return list;
 }
 
-static bool put_output(const struct bt_msg_output *o, Baton__Session__V1__Output *p, struct bt_arena *a)
+static bool put_output(const struct bt_msg_output *o, Baton__Session__V1__Output *p,
+                       struct bt_arena *a)
 {
     baton__session__v1__output__init(p);
     p->ticket = ticket(&o->ticket);
@@ -497,7 +507,8 @@ static bool put_output(const struct bt_msg_output *o, Baton__Session__V1__Output
     return p->tokens != NULL && p->prompt_logprobs != NULL;
 }
 
-static bool put_outputs(const struct bt_from_daemon *m, Baton__Session__V1__Outputs *p, struct bt_arena *a)
+static bool put_outputs(const struct bt_from_daemon *m, Baton__Session__V1__Outputs *p,
+                        struct bt_arena *a)
 {
     Baton__Session__V1__Output *o = bt_arena_alloc(a, m->outputs.n * sizeof *o);
 
@@ -625,7 +636,8 @@ enum bt_status bt_from_daemon_encode(const struct bt_from_daemon *m, struct bt_b
     return st;
 }
 
-static bool put_sampling(const struct bt_sampling *s, Baton__Session__V1__Sampling *p, struct bt_arena *a)
+static bool put_sampling(const struct bt_sampling *s, Baton__Session__V1__Sampling *p,
+                         struct bt_arena *a)
 {
     p->temperature = s->temperature;
     p->top_p = s->top_p;
@@ -659,7 +671,8 @@ static bool put_sampling(const struct bt_sampling *s, Baton__Session__V1__Sampli
     return true;
 }
 
-static bool put_submit(const struct bt_msg_submit *s, Baton__Session__V1__Submit *p, struct bt_arena *a)
+static bool put_submit(const struct bt_msg_submit *s, Baton__Session__V1__Submit *p,
+                       struct bt_arena *a)
 {
     Baton__Session__V1__Sampling *sampling = bt_arena_alloc(a, sizeof *sampling);
 
@@ -682,7 +695,8 @@ static bool put_submit(const struct bt_msg_submit *s, Baton__Session__V1__Submit
     return put_sampling(&s->sampling, sampling, a);
 }
 
-static bool put_peers(const struct bt_from_router *m, Baton__Session__V1__Peers *p, struct bt_arena *a)
+static bool put_peers(const struct bt_from_router *m, Baton__Session__V1__Peers *p,
+                      struct bt_arena *a)
 {
     Baton__Session__V1__Peer *list = bt_arena_alloc(a, m->peers.n * sizeof *list);
 

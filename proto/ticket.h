@@ -1,7 +1,8 @@
 #ifndef BT_PROTO_TICKET_H
 #define BT_PROTO_TICKET_H
 
-/* A ticket names one attempt to run one sequence on one pair: 128 random bits (PROTOCOL.md, Identity). */
+/* A ticket names one attempt to run one sequence on one pair: 128 random bits (PROTOCOL.md,
+ * Identity). */
 
 #include <stdbool.h>
 #include <stdint.h>

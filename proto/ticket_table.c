@@ -67,7 +67,8 @@ void *bt_ticket_table_by_ticket(const struct bt_ticket_table *t, const struct bt
 {
     uint64_t slot = 0;
 
-    return bt_map_get(&t->by_ticket, ticket->b, BT_TICKET_BYTES, &slot) ? at(t, (uint32_t)slot) : NULL;
+    return bt_map_get(&t->by_ticket, ticket->b, BT_TICKET_BYTES, &slot) ? at(t, (uint32_t)slot)
+                                                                        : NULL;
 }
 
 void *bt_ticket_table_by_id(const struct bt_ticket_table *t, uint64_t id)

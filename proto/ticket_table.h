@@ -1,8 +1,9 @@
 #ifndef BT_PROTO_TICKET_TABLE_H
 #define BT_PROTO_TICKET_TABLE_H
 
-/* A fixed number of jobs, found by ticket or by generational id (generation << 32 | slot; 0 is never valid).
- * Used by the cores: no allocation after init, iteration in slot order. One thread. */
+/* A fixed number of jobs, found by ticket or by generational id (generation << 32 | slot; 0 is
+ * never valid). Used by the cores: no allocation after init, iteration in slot order. One thread.
+ */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -27,7 +28,8 @@ struct bt_ticket_table {
     struct bt_map by_ticket;
 };
 
-enum bt_status bt_ticket_table_init(struct bt_ticket_table *t, size_t job_bytes, uint32_t n_slots) BT_NODISCARD;
+enum bt_status bt_ticket_table_init(struct bt_ticket_table *t, size_t job_bytes,
+                                    uint32_t n_slots) BT_NODISCARD;
 void bt_ticket_table_fini(struct bt_ticket_table *t);
 /* A zeroed job with id and ticket set; NULL: full, or the ticket is in use. */
 void *bt_ticket_table_add(struct bt_ticket_table *t, const struct bt_ticket *ticket);
@@ -39,7 +41,8 @@ void bt_ticket_table_forget(struct bt_ticket_table *t, void *job);
  * is out and the job is found by none. */
 bool bt_ticket_table_rename(struct bt_ticket_table *t, void *job, const struct bt_ticket *ticket);
 void bt_ticket_table_remove(struct bt_ticket_table *t, void *job);
-/* The next used job after slot *pos (start with 0); NULL at the end. Removing the returned job is allowed. */
+/* The next used job after slot *pos (start with 0); NULL at the end. Removing the returned job is
+ * allowed. */
 void *bt_ticket_table_next(const struct bt_ticket_table *t, uint32_t *pos);
 
 #endif

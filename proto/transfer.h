@@ -1,7 +1,8 @@
 #ifndef BT_PROTO_TRANSFER_H
 #define BT_PROTO_TRANSFER_H
 
-/* Control messages between prefilld and decoded as plain structs (transfer.proto has the wire shapes). */
+/* Control messages between prefilld and decoded as plain structs (transfer.proto has the wire
+ * shapes). */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -46,13 +47,14 @@ struct bt_control {
             struct bt_sampled first;
             bool has_logprobs;
             uint32_t n_groups;
-            uint64_t n_shares[BT_CONTROL_GROUPS_MAX]; /* (layer, page) shares that make the landing complete */
+            uint64_t n_shares[BT_CONTROL_GROUPS_MAX]; /* (layer, page) shares that make the landing
+                                                         complete */
         } handoff;
     };
 };
 
-enum bt_status bt_control_decode(const void *data, size_t n, struct bt_arena *arena, struct bt_control *out,
-                                 struct bt_err *err) BT_NODISCARD;
+enum bt_status bt_control_decode(const void *data, size_t n, struct bt_arena *arena,
+                                 struct bt_control *out, struct bt_err *err) BT_NODISCARD;
 enum bt_status bt_control_encode(const struct bt_control *m, struct bt_buf *out) BT_NODISCARD;
 
 #endif

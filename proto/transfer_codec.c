@@ -1,5 +1,5 @@
-/* Control messages between prefilld and decoded, plain structs to protobuf bytes and back. Validates what comes
- * from the wire; refuses to know what it means. */
+/* Control messages between prefilld and decoded, plain structs to protobuf bytes and back.
+ * Validates what comes from the wire; refuses to know what it means. */
 
 #include "proto/transfer.h"
 
@@ -11,8 +11,9 @@
 const char *bt_control_name(enum bt_control_kind k)
 {
     static const char *const names[] = {
-        [BT_CONTROL_STARTED] = "started", [BT_CONTROL_GRANT] = "grant",     [BT_CONTROL_REFUSE] = "refuse",
-        [BT_CONTROL_REVOKE] = "revoke",   [BT_CONTROL_HANDOFF] = "handoff", [BT_CONTROL_FORGET] = "forget",
+        [BT_CONTROL_STARTED] = "started", [BT_CONTROL_GRANT] = "grant",
+        [BT_CONTROL_REFUSE] = "refuse",   [BT_CONTROL_REVOKE] = "revoke",
+        [BT_CONTROL_HANDOFF] = "handoff", [BT_CONTROL_FORGET] = "forget",
         [BT_CONTROL_DONE] = "done",
     };
 
@@ -24,7 +25,8 @@ static enum bt_status bad(struct bt_err *err, const char *what)
     return bt_err_set(err, BT_ERR_PROTOCOL, "control message: %s", what);
 }
 
-static enum bt_status get_handoff(const Baton__Transfer__V1__Handoff *p, struct bt_control *out, struct bt_err *err)
+static enum bt_status get_handoff(const Baton__Transfer__V1__Handoff *p, struct bt_control *out,
+                                  struct bt_err *err)
 {
     if (p->n_top_tokens > BT_LOGPROBS_MAX || p->n_top_tokens != p->n_top_logprobs) {
         return bad(err, "handoff.top_tokens: more than 20, or not as many as top_logprobs");
@@ -34,8 +36,8 @@ static enum bt_status get_handoff(const Baton__Transfer__V1__Handoff *p, struct 
     }
     out->handoff.index = p->index;
     out->handoff.has_logprobs = p->has_logprobs != 0;
-    out->handoff.first = (struct bt_sampled){.token = p->token, .logprob = p->logprob,
-                                             .n_top = (uint32_t)p->n_top_tokens};
+    out->handoff.first = (struct bt_sampled){
+        .token = p->token, .logprob = p->logprob, .n_top = (uint32_t)p->n_top_tokens};
     for (size_t i = 0; i < p->n_top_tokens; i++) {
         out->handoff.first.top[i] = (struct bt_top_logprob){p->top_tokens[i], p->top_logprobs[i]};
     }
@@ -98,8 +100,8 @@ static enum bt_status get_body(const Baton__Transfer__V1__Control *m, struct bt_
     }
 }
 
-enum bt_status bt_control_decode(const void *data, size_t n, struct bt_arena *arena, struct bt_control *out,
-                                 struct bt_err *err)
+enum bt_status bt_control_decode(const void *data, size_t n, struct bt_arena *arena,
+                                 struct bt_control *out, struct bt_err *err)
 {
     ProtobufCAllocator pa = bt_pb_arena(arena);
     Baton__Transfer__V1__Control *m = baton__transfer__v1__control__unpack(&pa, n, data);

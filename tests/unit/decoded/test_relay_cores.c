@@ -1,6 +1,7 @@
-/* The cores of prefilld and decoded against each other: a relay of messages between them under a seeded random order,
- * with fake engines and a fake transfer room. After each run: every attempt ended exactly once, no page leaked, nothing
- * pushed after release, nothing written into a closed landing. */
+/* The cores of prefilld and decoded against each other: a relay of messages between them under a
+ * seeded random order, with fake engines and a fake transfer room. After each run: every attempt
+ * ended exactly once, no page leaked, nothing pushed after release, nothing written into a closed
+ * landing. */
 
 #include <stdlib.h>
 #include "base/assert.h"
@@ -8,18 +9,31 @@
 #include "prefilld/prefilld_core.h"
 #include "tests/check.h"
 
-#define N_LAYERS 3
-#define PAGE 4
-#define MAX_JOBS 32
-#define MAX_MSGS 8192
-#define CONN 77
+#define N_LAYERS   3
+#define PAGE       4
+#define MAX_JOBS   32
+#define MAX_MSGS   8192
+#define CONN       77
 #define P_INSTANCE 11
 #define D_INSTANCE 22
 
 /* ---- a bag of things in flight, delivered in random order ---- */
 
-enum what { W_P_CTRL, W_D_CTRL, W_P_SUBMIT, W_D_SUBMIT, W_P_CANCEL, W_D_CANCEL, W_STARTED, W_PAGES, W_TOKEN, W_PUSHED,
-            W_LANDED, W_D_TOKEN, W_CLOSED };
+enum what {
+    W_P_CTRL,
+    W_D_CTRL,
+    W_P_SUBMIT,
+    W_D_SUBMIT,
+    W_P_CANCEL,
+    W_D_CANCEL,
+    W_STARTED,
+    W_PAGES,
+    W_TOKEN,
+    W_PUSHED,
+    W_LANDED,
+    W_D_TOKEN,
+    W_CLOSED
+};
 
 struct flight {
     enum what what;
@@ -53,7 +67,7 @@ struct world {
     size_t n_land;
     uint64_t now;
     unsigned seed;
-    bool no_pages;  /* D has none */
+    bool no_pages; /* D has none */
     uint32_t token0_finish;
     /* results per request */
     struct bt_ticket tickets[MAX_JOBS];
@@ -119,8 +133,8 @@ static void land_check(struct world *w, struct landing *l)
 {
     if (l->open && l->expecting && !l->told && l->got >= l->want) {
         l->told = true;
-        bt_dc_on_land_full(w->d, w->now, &l->ticket, l->generation, l->got == l->want ? BT_OK : BT_ERR_PROTOCOL,
-                           l->got * 100, 5);
+        bt_dc_on_land_full(w->d, w->now, &l->ticket, l->generation,
+                           l->got == l->want ? BT_OK : BT_ERR_PROTOCOL, l->got * 100, 5);
         run_d(w);
     }
 }
@@ -199,7 +213,8 @@ static void do_d(struct world *w, const struct bt_dc_action *a)
     case BT_DC_ENGINE_LAND:
         e = engine_find(w->de, 0);
         BT_ASSERT(e != NULL);
-        *e = (struct engine_job){.job = a->job, .n_tokens = a->land->n_tokens,
+        *e = (struct engine_job){.job = a->job,
+                                 .n_tokens = a->land->n_tokens,
                                  .max_tokens = a->land->sampling.max_tokens};
         fly(w, W_LANDED)->job = a->job;
         break;
@@ -218,7 +233,8 @@ static void do_d(struct world *w, const struct bt_dc_action *a)
         break;
     case BT_DC_LAND_OPEN:
         BT_ASSERT(w->n_land < MAX_JOBS * 4);
-        w->land[w->n_land++] = (struct landing){.ticket = a->ticket, .generation = a->generation, .open = true};
+        w->land[w->n_land++] =
+            (struct landing){.ticket = a->ticket, .generation = a->generation, .open = true};
         break;
     case BT_DC_LAND_EXPECT:
         l = land_find(w, &a->ticket, a->generation);
@@ -330,7 +346,8 @@ static void deliver_engine_d(struct world *w, const struct flight *f)
         const uint32_t *tables[1] = {ids};
         uint32_t first[1] = {0};
 
-        bt_dc_on_engine_landed(w->d, w->now, f->job, (e->n_tokens + PAGE - 1) / PAGE, first, tables);
+        bt_dc_on_engine_landed(w->d, w->now, f->job, (e->n_tokens + PAGE - 1) / PAGE, first,
+                               tables);
     } else {
         struct bt_sampled s = {.token = 100 + f->a + 1};
         bool last = f->a + 2 == e->max_tokens;
@@ -425,7 +442,8 @@ static void deliver(struct world *w, const struct flight *f)
     }
 }
 
-/* Messages of the router to one node keep their order; everything else may be delivered in any order. */
+/* Messages of the router to one node keep their order; everything else may be delivered in any
+ * order. */
 static size_t pick(struct world *w)
 {
     size_t i = rnd(w, (uint32_t)w->n);
@@ -435,7 +453,8 @@ static size_t pick(struct world *w)
         bool same_leg = (w->msgs[k].what == W_P_SUBMIT) == (w->msgs[i].what == W_P_CANCEL);
         bool submit_msg = w->msgs[k].what == W_P_SUBMIT || w->msgs[k].what == W_D_SUBMIT;
 
-        if (submit_msg && same_leg && bt_ticket_equal(&w->tickets[w->msgs[k].a], &w->msgs[i].ticket)) {
+        if (submit_msg && same_leg &&
+            bt_ticket_equal(&w->tickets[w->msgs[k].a], &w->msgs[i].ticket)) {
             return k;
         }
     }
@@ -447,10 +466,20 @@ static void world_start(struct world *w, unsigned seed)
     memset(w, 0, sizeof *w);
     w->seed = seed;
     w->now = 1000;
-    struct bt_pf_opts po = {.max_jobs = MAX_JOBS, .peers_max = 4, .n_groups = 1, .n_layers = {N_LAYERS},
-                            .page_tokens = PAGE, .reconnect_ns = 100, .unreachable_ns = 1000000, .grant_ns = 1000000};
-    struct bt_dc_opts dopts = {.max_jobs = MAX_JOBS, .parked_max = 8, .n_groups = 1, .n_layers = {N_LAYERS},
-                               .park_ns = 1000000, .transfer_ns = 1000000};
+    struct bt_pf_opts po = {.max_jobs = MAX_JOBS,
+                            .peers_max = 4,
+                            .n_groups = 1,
+                            .n_layers = {N_LAYERS},
+                            .page_tokens = PAGE,
+                            .reconnect_ns = 100,
+                            .unreachable_ns = 1000000,
+                            .grant_ns = 1000000};
+    struct bt_dc_opts dopts = {.max_jobs = MAX_JOBS,
+                               .parked_max = 8,
+                               .n_groups = 1,
+                               .n_layers = {N_LAYERS},
+                               .park_ns = 1000000,
+                               .transfer_ns = 1000000};
     struct bt_msg_peer peer = {D_INSTANCE, "d", "d"};
 
     CHECK_EQ(bt_pf_core_create(&po, &w->p), BT_OK);
