@@ -48,17 +48,17 @@ fresh() {
     [ -e "$stamp" ] && [ "$(cat "$stamp")" = "$(sha256sum "$@")" ]
 }
 
-# Python packages of the integration suites: build/venv.
+# Python packages of the static checks and the integration suites: build/venv.
 install_python() {
-    local list=tests/integration/requirements.txt
+    local lists=(tools/requirements.txt tests/integration/requirements.txt)
     local stamp=build/venv/.installed
-    if [ ! -e "$list" ] || fresh "$stamp" "$list"; then
+    if fresh "$stamp" "${lists[@]}"; then
         return
     fi
-    echo "tests: installing $list into build/venv"
+    echo "tests: installing ${lists[*]} into build/venv"
     python3 -m venv build/venv
-    build/venv/bin/python -m pip install --quiet --disable-pip-version-check -r "$list"
-    sha256sum "$list" >"$stamp"
+    build/venv/bin/python -m pip install --quiet --disable-pip-version-check "${lists[@]/#/-r}"
+    sha256sum "${lists[@]}" >"$stamp"
 }
 
 # Node packages of the integration suites: build/node/node_modules.

@@ -23,4 +23,4 @@ else
     [ "${PIPESTATUS[0]}" = 0 ]
 fi
 mapfile -t texts < <(git ls-files '*.c' '*.h' '*.md' '*.py' '*.sh' '*.cmake' '*.txt' '*.proto' ':!tests/golden' ':!tests/fuzz/corpus')
-"$bin/codespell" --ignore-words-list=ue,ot,ser,nd,te,hist,inout "${texts[@]}"
+"$bin/codespell" --ignore-words-list=ue,ot,ser,nd,te,hist,inout,statics,caf,hel,pres,ist "${texts[@]}"
