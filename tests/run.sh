@@ -50,7 +50,8 @@ fresh() {
 
 # Python packages of the static checks and the integration suites: build/venv.
 install_python() {
-    local lists=(tools/requirements.txt tests/integration/requirements.txt)
+    local lists
+    mapfile -t lists < <(ls tools/requirements.txt tests/integration/requirements.txt 2>/dev/null)
     local stamp=build/venv/.installed
     if fresh "$stamp" "${lists[@]}"; then
         return
