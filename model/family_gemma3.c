@@ -33,6 +33,9 @@ static void config_hf(struct bt_model *m, struct bt_hf *c)
     uint32_t pattern = (uint32_t)bt_hf_int(c, key, 1, BT_LAYERS_MAX, PATTERN_DEFAULT);
 
     bt_gemma_config_hf(m, c, 0.0, 0.0);
+    if (m->config.attn_softcap != 0.0F) { /* upstream reads it and does nothing with it */
+        bt_hf_fail(c, BT_ERR_UNSUPPORTED, "attn_logit_softcapping", "is not supported for gemma3_text");
+    }
     bt_config_hf_windows(m, c, bt_config_hf_window(c, WINDOW_DEFAULT), local, pattern);
     bt_config_hf_rope(c, &m->config.ropes[ROPE_GLOBAL], "rope_parameters.full_attention",
                       "rope_theta", "rope_scaling", THETA_GLOBAL);
@@ -72,6 +75,9 @@ static void config_gguf(struct bt_model *m, struct bt_meta *g)
     struct bt_model_config *c = &m->config;
 
     bt_gemma_config_gguf(m, g, N_LAYERS_27B);
+    if (c->attn_softcap != 0.0F) {
+        bt_meta_fail(g, BT_ERR_UNSUPPORTED, "attn_logit_softcapping", "is not supported");
+    }
     read_pattern(m, g,
                  bt_meta_u32_or(g, "attention.sliding_window", 1, UINT32_MAX, WINDOW_DEFAULT));
     c->ropes[ROPE_GLOBAL].theta = bt_meta_f64_or(g, "rope.freq_base", THETA_GLOBAL);

@@ -186,6 +186,8 @@ static void test_bad_config(void)
         BT_ERR_UNSUPPORTED, "layer_types: \"chunked\"");
     expect(&t, edited("\"llama\"", "\"mistral\", \"layer_types\": [\"full_attention\"]"),
            BT_ERR_INVALID, "layer_types: 1 entries for 2 layers");
+    expect(&t, edited("\"llama\"", "\"gemma3_text\", \"attn_logit_softcapping\": 5.0"),
+           BT_ERR_UNSUPPORTED, "attn_logit_softcapping");
     expect(&t, "{", BT_ERR_INVALID, "config.json: byte");
 }
 
