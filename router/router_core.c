@@ -115,6 +115,11 @@ bool bt_rt_core_next(struct bt_rt_core *c, struct bt_rt_action *out)
     return true;
 }
 
+bool bt_rt_core_pending(const struct bt_rt_core *c)
+{
+    return c->head_action < c->n_actions;
+}
+
 const char *bt_rt_say(struct bt_rt_core *c, const char *fmt, ...)
 {
     char text[640];

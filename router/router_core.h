@@ -94,6 +94,7 @@ enum bt_status bt_rt_core_create(const struct bt_rt_opts *opts,
 void bt_rt_core_destroy(struct bt_rt_core *c);
 /* Takes the next action; false: the queue is empty. */
 bool bt_rt_core_next(struct bt_rt_core *c, struct bt_rt_action *out);
+bool bt_rt_core_pending(const struct bt_rt_core *c); /* there is one */
 
 /* ---- nodes ---- */
 

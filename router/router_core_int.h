@@ -15,7 +15,8 @@
 #define RT_GONE_MAX  64
 #define RT_GONE_NS   (UINT64_C(300) * 1000000000)
 #define RT_STATS_NS                                                                                \
-    (UINT64_C(100) * 1000000) /* a finished answer waits so long for the prefill leg's statistics  \
+    (UINT64_C(100) *                                                                               \
+     1000000) /* a finished answer waits so long for the prefill leg's statistics  \
                                */
 
 struct rt_node {

@@ -1,0 +1,780 @@
+/* Requests between front end and core. Owns each choice's tokens on their way to text, stop strings, usage and timings;
+ * refuses to know HTTP, gRPC, JSON, and which node runs what.
+ *
+ * Tokens wait in a compact buffer per choice until they become text: after each round of the core's actions, or later
+ * when the client's stream has room again. */
+
+#include "router/generate.h"
+
+#include <stdio.h>
+#include <string.h>
+#include "base/assert.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "router/router_int.h"
+#include "text/detok.h"
+#include "text/stop.h"
+
+#define QUEUE_HIGH                                                                                 \
+    ((size_t)256 << 10) /* bytes on the client's stream that stop the making of text */
+#define PIECE_BYTES ((size_t)64 << 10) /* text of one piece, about */
+#define RETRY_NS    BT_NS_PER_S
+
+struct gen_choice {
+    struct bt_gen *g;
+    uint32_t index;
+    uint64_t seq; /* 0: not in the core (any more) */
+    const struct bt_gen_prompt *prompt;
+    struct bt_detok detok;
+    struct bt_stop stop;
+    struct bt_buf pending; /* tokens not yet text, see put_token() */
+    size_t pending_at;     /* consumed bytes of it */
+    bool ended;            /* no more tokens come; finish is set */
+    bool finished;         /* its last piece is out */
+    bool begun;
+    uint32_t finish;
+    uint32_t n_out; /* tokens in pieces so far */
+    uint32_t n_received;
+    uint64_t t_first, t_last; /* of token arrivals; 0: none */
+    struct bt_sampled *plp;   /* [n_prompt - 1] */
+    uint32_t n_plp;
+    struct bt_rt_seq_info info; /* names point to the arrays below */
+    char prefill_name[64], decode_name[64];
+};
+
+struct bt_gen {
+    struct bt_router *r;
+    struct bt_gen *prev, *next; /* in r->gens */
+    struct bt_gen *next_dirty;
+    bool is_dirty, over, paused;
+    char *request_id;
+    struct bt_params params;
+    struct bt_gen_prompt *prompts;
+    size_t n_prompts;
+    struct bt_stop_set *stops;
+    uint64_t t_arrival, t_start, tokenize_ns, detokenize_ns, deadline;
+    const struct bt_gen_events *events;
+    void *user;
+    struct bt_buf raw, text;
+    uint32_t n_choices, n_unfinished;
+    struct gen_choice choices[];
+};
+
+/* ---- memory ---- */
+
+void bt_gen_prompts_free(struct bt_gen_prompt *p, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        bt_free(p[i].ids);
+        bt_free(p[i].text);
+    }
+    bt_free(p);
+}
+
+static void gen_free(struct bt_gen *g)
+{
+    for (uint32_t i = 0; i < g->n_choices; i++) {
+        bt_buf_fini(&g->choices[i].pending);
+        bt_free(g->choices[i].plp);
+    }
+    bt_gen_prompts_free(g->prompts, g->n_prompts);
+    bt_params_fini(&g->params);
+    bt_stop_set_destroy(g->stops);
+    bt_buf_fini(&g->raw);
+    bt_buf_fini(&g->text);
+    bt_free(g->request_id);
+    bt_free(g);
+}
+
+static void make_dirty(struct bt_gen *g)
+{
+    if (!g->is_dirty) {
+        g->is_dirty = true;
+        g->next_dirty = g->r->dirty;
+        g->r->dirty = g;
+    }
+}
+
+static void cancel_seq(struct gen_choice *ch)
+{
+    struct bt_router *r = ch->g->r;
+
+    if (ch->seq != 0) {
+        bt_rt_seq_cancel(r->core, bt_net_loop_now(r->loop), ch->seq);
+        ch->seq = 0;
+    }
+}
+
+/* No callback after this; the memory goes when no action of the core can name it any more. */
+static void retire(struct bt_gen *g)
+{
+    struct bt_router *r = g->r;
+
+    if (g->over) {
+        return;
+    }
+    g->over = true;
+    for (uint32_t i = 0; i < g->n_choices; i++) {
+        cancel_seq(&g->choices[i]);
+    }
+    (void)bt_map_del(&r->by_request_id, g->request_id, strlen(g->request_id));
+    *(g->prev != NULL ? &g->prev->next : &r->gens) = g->next;
+    if (g->next != NULL) {
+        g->next->prev = g->prev;
+    }
+    g->prev = NULL;
+    g->next = r->garbage;
+    r->garbage = g;
+    r->n_gens--;
+    bt_prom_hist_observe(&r->metrics.request,
+                         (double)(bt_net_loop_now(r->loop) - g->t_arrival) / (double)BT_NS_PER_S);
+    bt_router_kick(r);
+}
+
+void bt_gen_collect(struct bt_router *r)
+{
+    while (r->garbage != NULL) {
+        struct bt_gen *g = r->garbage;
+
+        BT_ASSERT(!g->is_dirty);
+        r->garbage = g->next;
+        gen_free(g);
+    }
+}
+
+static void end_with_error(struct bt_gen *g, const struct bt_api_err *e)
+{
+    const struct bt_gen_events *ev = g->events;
+    void *user = g->user;
+
+    g->r->metrics
+        .finished[e->code == BT_API_CANCELLED ? BT_FINISHED_CANCELLED : BT_FINISHED_ERROR] +=
+        g->n_unfinished;
+    retire(g);
+    ev->on_end(user, g, e);
+}
+
+/* ---- start ---- */
+
+static bool choice_init(struct bt_gen *g, uint32_t index)
+{
+    struct gen_choice *ch = &g->choices[index];
+
+    ch->g = g;
+    ch->index = index;
+    ch->prompt = &g->prompts[index / g->params.n];
+    bt_detok_init(&ch->detok, g->r->tok,
+                  BT_DETOK_CONTINUE | (g->params.keep_special ? 0u : BT_DETOK_SKIP_SPECIAL));
+    bt_stop_init(&ch->stop, g->stops);
+    if (g->params.echo && g->params.sampling.logprobs && ch->prompt->n > 1) {
+        ch->plp = bt_calloc(ch->prompt->n - 1, sizeof *ch->plp);
+        return ch->plp != NULL;
+    }
+    return true;
+}
+
+/* Echo alone needs no node. */
+static bool nothing_to_run(const struct bt_gen *g)
+{
+    const struct bt_params *p = &g->params;
+
+    return p->has_max_tokens && p->sampling.max_tokens == 0 && !p->sampling.logprobs;
+}
+
+static bool choice_start(struct gen_choice *ch, struct bt_api_err *e)
+{
+    struct bt_gen *g = ch->g;
+    struct bt_sampling sampling = g->params.sampling;
+
+    if (nothing_to_run(g)) {
+        ch->ended = true;
+        ch->finish = 2;
+        return true;
+    }
+    sampling.choice = ch->index % g->params.n;
+    if (!g->params.has_max_tokens) {
+        sampling.max_tokens = 0;
+    } else if (sampling.max_tokens == 0) {
+        sampling.max_tokens = 1; /* for the prompt's log-probabilities; the token is dropped */
+    }
+    struct bt_rt_seq_start s = {
+        .request_id = g->request_id,
+        .tokens = ch->prompt->ids,
+        .n_prompt = ch->prompt->n,
+        .sampling = &sampling,
+        .prompt_logprobs = ch->plp != NULL,
+        .priority = g->params.priority,
+        .deadline = g->deadline,
+        .user = ch,
+    };
+    enum bt_status st = bt_rt_seq_start(g->r->core, g->t_start, &s, &ch->seq);
+
+    if (st == BT_ERR_BUSY) {
+        g->r->metrics.refused[BT_REFUSED_QUEUE_FULL]++;
+        (void)bt_api_fail(e, BT_API_EXHAUSTED, NULL,
+                          "too many requests are waiting; try again later");
+        e->retry_ns = RETRY_NS;
+        return false;
+    }
+    return st == BT_OK ? true : bt_api_fail(e, BT_API_INTERNAL, NULL, "out of memory");
+}
+
+static bool check_prompts(const struct bt_router *r, const struct bt_gen_start *s,
+                          struct bt_api_err *e)
+{
+    uint32_t vocab = bt_tokenizer_vocab_size(r->tok);
+
+    if (s->n_prompts == 0 || s->n_prompts > BT_PARAMS_PROMPTS_MAX) {
+        return bt_api_fail(e, BT_API_INVALID, "prompt", "prompt: must be 1 to %u prompts",
+                           BT_PARAMS_PROMPTS_MAX);
+    }
+    for (size_t i = 0; i < s->n_prompts; i++) {
+        const struct bt_gen_prompt *p = &s->prompts[i];
+
+        if (p->n == 0) {
+            return bt_api_fail(e, BT_API_INVALID, "prompt", "prompt: has no token");
+        }
+        if (p->n > BT_SESSION_TOKENS_MAX / 2) {
+            return bt_api_fail(e, BT_API_INVALID, "prompt",
+                               "prompt: %u tokens are more than any node takes", p->n);
+        }
+        for (uint32_t k = 0; k < p->n; k++) {
+            if (p->ids[k] >= vocab) {
+                return bt_api_fail(
+                    e, BT_API_INVALID, "prompt",
+                    "prompt: token id %u at position %u is outside the vocabulary of %u tokens",
+                    p->ids[k], k, vocab);
+            }
+        }
+    }
+    return true;
+}
+
+static bool gen_create(struct bt_router *r, const struct bt_gen_start *s, struct bt_gen **out,
+                       struct bt_api_err *e)
+{
+    uint32_t n = (uint32_t)s->n_prompts * s->params->n;
+    struct bt_gen *g = bt_calloc(1, sizeof *g + n * sizeof g->choices[0]);
+    struct bt_err err = {0};
+
+    if (g == NULL) {
+        bt_gen_prompts_free(s->prompts, s->n_prompts);
+        bt_params_fini(s->params);
+        return bt_api_fail(e, BT_API_INTERNAL, NULL, "out of memory");
+    }
+    *out = g;
+    g->r = r;
+    g->params = *s->params;
+    *s->params = (struct bt_params){0};
+    g->prompts = s->prompts;
+    g->n_prompts = s->n_prompts;
+    g->t_arrival = s->t_arrival;
+    g->t_start = bt_net_loop_now(r->loop);
+    g->tokenize_ns = s->tokenize_ns;
+    g->deadline = s->deadline;
+    g->events = s->events;
+    g->user = s->user;
+    g->n_choices = g->n_unfinished = n;
+    if (r->request_timeout_ns != 0 && g->deadline > g->t_arrival + r->request_timeout_ns) {
+        g->deadline = g->t_arrival + r->request_timeout_ns;
+    }
+    if (bt_stop_set_create((const char *const *)g->params.stop, g->params.stop_len,
+                           g->params.n_stop, &g->stops, &err) != BT_OK) {
+        return bt_api_fail(e, BT_API_INVALID, "stop", "stop: %s", err.msg);
+    }
+    g->request_id = bt_strdup(s->request_id);
+    bool ok = g->request_id != NULL;
+
+    for (uint32_t i = 0; i < n && ok; i++) {
+        ok = choice_init(g, i);
+    }
+    return ok ? true : bt_api_fail(e, BT_API_INTERNAL, NULL, "out of memory");
+}
+
+static bool gen_register(struct bt_gen *g, struct bt_api_err *e)
+{
+    struct bt_router *r = g->r;
+    size_t len = strlen(g->request_id);
+
+    if (bt_map_get(&r->by_request_id, g->request_id, len, NULL)) {
+        return bt_api_fail(e, BT_API_INVALID, "request_id", "request_id \"%.200s\" is in use",
+                           g->request_id);
+    }
+    if (g->n_choices > bt_rt_core_room(r->core) && !nothing_to_run(g)) {
+        r->metrics.refused[BT_REFUSED_QUEUE_FULL]++;
+        (void)bt_api_fail(e, BT_API_EXHAUSTED, NULL,
+                          "too many requests are waiting; try again later");
+        e->retry_ns = RETRY_NS;
+        return false;
+    }
+    if (bt_map_put(&r->by_request_id, g->request_id, len, (uint64_t)(uintptr_t)g) != BT_OK) {
+        return bt_api_fail(e, BT_API_INTERNAL, NULL, "out of memory");
+    }
+    g->next = r->gens;
+    if (g->next != NULL) {
+        g->next->prev = g;
+    }
+    r->gens = g;
+    r->n_gens++;
+    return true;
+}
+
+bool bt_gen_start(struct bt_router *r, const struct bt_gen_start *s, struct bt_gen **out,
+                  struct bt_api_err *e)
+{
+    struct bt_gen *g = NULL;
+
+    if (!check_prompts(r, s, e)) {
+        bt_gen_prompts_free(s->prompts, s->n_prompts);
+        bt_params_fini(s->params);
+        return false;
+    }
+    if (!gen_create(r, s, &g, e) || !gen_register(g, e)) {
+        if (g != NULL) {
+            gen_free(g);
+        }
+        return false;
+    }
+    for (uint32_t i = 0; i < g->n_choices; i++) {
+        if (!choice_start(&g->choices[i], e)) {
+            retire(g);
+            return false;
+        }
+    }
+    make_dirty(g);
+    bt_router_kick(r);
+    *out = g;
+    return true;
+}
+
+void bt_gen_cancel(struct bt_gen *g)
+{
+    if (!g->over) {
+        g->r->metrics.finished[BT_FINISHED_CANCELLED] += g->n_unfinished;
+        retire(g);
+    }
+}
+
+void bt_gen_cancel_all(struct bt_router *r)
+{
+    while (r->gens != NULL) {
+        bt_gen_cancel(r->gens);
+    }
+    for (struct bt_gen *g = r->dirty; g != NULL; g = g->next_dirty) {
+        g->is_dirty = false;
+    }
+    r->dirty = NULL;
+    bt_gen_collect(r);
+}
+
+void bt_gen_resume(struct bt_gen *g)
+{
+    if (g->paused && !g->over) {
+        g->paused = false;
+        make_dirty(g);
+        bt_router_kick(g->r);
+    }
+}
+
+bool bt_gen_abort(struct bt_router *r, const char *request_id)
+{
+    struct bt_api_err e = {0};
+    uint64_t address = 0;
+
+    if (!bt_map_get(&r->by_request_id, request_id, strlen(request_id), &address)) {
+        return false;
+    }
+    (void)bt_api_fail(&e, BT_API_CANCELLED, NULL, "the request was aborted");
+    end_with_error((struct bt_gen *)(uintptr_t)address, &e);
+    return true;
+}
+
+/* ---- tokens in ---- */
+
+/* Layout in the pending buffer: token, logprob, n_top, then n_top pairs: 12 bytes without log-probabilities. */
+struct packed {
+    uint32_t token;
+    float logprob;
+    uint32_t n_top;
+};
+
+static bool put_token(struct bt_buf *b, const struct bt_sampled *s)
+{
+    struct packed p = {s->token, s->logprob, s->n_top};
+
+    return bt_buf_add(b, &p, sizeof p) && bt_buf_add(b, s->top, s->n_top * sizeof s->top[0]);
+}
+
+static void get_token(struct gen_choice *ch, struct bt_sampled *out)
+{
+    const char *at = ch->pending.data + ch->pending_at;
+    struct packed p;
+
+    memcpy(&p, at, sizeof p);
+    *out = (struct bt_sampled){.token = p.token, .logprob = p.logprob, .n_top = p.n_top};
+    memcpy(out->top, at + sizeof p, p.n_top * sizeof out->top[0]);
+    ch->pending_at += sizeof p + p.n_top * sizeof out->top[0];
+    if (ch->pending_at == ch->pending.len) {
+        bt_buf_clear(&ch->pending);
+        ch->pending_at = 0;
+    }
+}
+
+static bool drops_tokens(const struct bt_gen *g)
+{
+    return g->params.has_max_tokens && g->params.sampling.max_tokens == 0;
+}
+
+static void keep_info(struct gen_choice *ch, const struct bt_rt_seq_info *info)
+{
+    if (info == NULL) {
+        return;
+    }
+    ch->info = *info;
+    snprintf(ch->prefill_name, sizeof ch->prefill_name, "%s", info->prefill_name);
+    snprintf(ch->decode_name, sizeof ch->decode_name, "%s", info->decode_name);
+}
+
+static void fail_memory(struct bt_gen *g)
+{
+    struct bt_api_err e = {0};
+
+    bt_log_error("router", "out of memory: request %s ends", g->request_id);
+    (void)bt_api_fail(&e, BT_API_INTERNAL, NULL, "out of memory");
+    end_with_error(g, &e);
+}
+
+/* The choice that an action names, unless its request is over. */
+static struct gen_choice *choice_of(const struct bt_rt_action *a)
+{
+    struct gen_choice *ch = a->user;
+
+    return ch->seq == a->seq && !ch->g->over ? ch : NULL;
+}
+
+void bt_gen_on_tokens(struct bt_router *r, const struct bt_rt_action *a)
+{
+    struct gen_choice *ch = choice_of(a);
+    uint64_t now = bt_net_loop_now(r->loop);
+
+    if (ch == NULL) {
+        return;
+    }
+    if (ch->t_first == 0) {
+        ch->t_first = now;
+        bt_prom_hist_observe(&r->metrics.ttft,
+                             (double)(now - ch->g->t_arrival) / (double)BT_NS_PER_S);
+    }
+    for (size_t i = ch->t_last == 0 ? 1 : 0; i < a->tokens.n; i++) {
+        bt_prom_hist_observe(&r->metrics.itl, (double)(ch->t_last == 0 ? 0 : now - ch->t_last) /
+                                                  (double)BT_NS_PER_S / (double)a->tokens.n);
+    }
+    ch->t_last = now;
+    ch->n_received += (uint32_t)a->tokens.n;
+    r->metrics.generated_tokens += a->tokens.n;
+    if (!ch->begun) {
+        ch->begun = true;
+        keep_info(ch, bt_rt_seq_info(r->core, ch->seq));
+    }
+    for (size_t i = 0; i < a->tokens.n && !drops_tokens(ch->g); i++) {
+        if (!put_token(&ch->pending, &a->tokens.list[i])) {
+            fail_memory(ch->g);
+            return;
+        }
+    }
+    make_dirty(ch->g);
+}
+
+void bt_gen_on_prompt_logprobs(struct bt_router *r, const struct bt_rt_action *a)
+{
+    struct gen_choice *ch = choice_of(a);
+
+    (void)r;
+    if (ch == NULL || ch->plp == NULL) {
+        return;
+    }
+    BT_ASSERT(a->prompt_logprobs.first == ch->n_plp + 1 &&
+              ch->n_plp + a->prompt_logprobs.n < ch->prompt->n);
+    memcpy(ch->plp + ch->n_plp, a->prompt_logprobs.list, a->prompt_logprobs.n * sizeof *ch->plp);
+    ch->n_plp += (uint32_t)a->prompt_logprobs.n;
+    make_dirty(ch->g);
+}
+
+static void api_error_of(const struct bt_rt_end *end, struct bt_api_err *e)
+{
+    static const enum bt_api_code code[] = {
+        [BT_RT_INVALID] = BT_API_INVALID,         [BT_RT_EXHAUSTED] = BT_API_EXHAUSTED,
+        [BT_RT_UNAVAILABLE] = BT_API_UNAVAILABLE, [BT_RT_INTERNAL] = BT_API_INTERNAL,
+        [BT_RT_DEADLINE] = BT_API_DEADLINE,
+    };
+
+    (void)bt_api_fail(e, code[end->kind], NULL, "%s", end->text);
+    e->retry_ns = end->kind == BT_RT_EXHAUSTED || end->kind == BT_RT_UNAVAILABLE ? RETRY_NS : 0;
+}
+
+void bt_gen_on_seq_end(struct bt_router *r, const struct bt_rt_action *a)
+{
+    struct gen_choice *ch = choice_of(a);
+    struct bt_api_err e = {0};
+
+    if (ch == NULL) {
+        return;
+    }
+    keep_info(ch, bt_rt_seq_info(r->core, ch->seq));
+    ch->seq = 0;
+    if (a->end.kind == BT_RT_FINISHED) {
+        ch->ended = true;
+        ch->finish = drops_tokens(ch->g) ? 2 : a->end.finish;
+        make_dirty(ch->g);
+        return;
+    }
+    api_error_of(&a->end, &e);
+    if (a->end.kind == BT_RT_EXHAUSTED) {
+        r->metrics.refused[BT_REFUSED_QUEUE_TIMEOUT]++;
+    } else if (a->end.kind == BT_RT_UNAVAILABLE && ch->info.n_attempts == 0) {
+        r->metrics.refused[BT_REFUSED_NO_NODE]++;
+    } else if (a->end.kind == BT_RT_INVALID) {
+        r->metrics.refused[BT_REFUSED_INVALID]++;
+    }
+    if (e.code == BT_API_INVALID && strstr(e.msg, "max_tokens") != NULL) {
+        snprintf(e.param, sizeof e.param, "max_tokens");
+    }
+    end_with_error(ch->g, &e);
+}
+
+/* ---- text out ---- */
+
+static bool reserve_scratch(struct bt_router *r, size_t n)
+{
+    if (n <= r->cap_scratch) {
+        return true;
+    }
+    size_t cap = n + n / 2 + 16;
+    struct bt_sampled *grown = bt_realloc(r->scratch, cap * sizeof *grown);
+
+    if (grown == NULL) {
+        return false;
+    }
+    r->scratch = grown;
+    r->cap_scratch = cap;
+    return true;
+}
+
+/* The choice is complete: what the core knows of it is kept, the rest of its tokens does not count. */
+static void stop_here(struct gen_choice *ch)
+{
+    if (ch->seq != 0) {
+        keep_info(ch, bt_rt_seq_info(ch->g->r->core, ch->seq));
+        cancel_seq(ch);
+    }
+    bt_buf_clear(&ch->pending);
+    ch->pending_at = 0;
+    ch->ended = true;
+    ch->finish = 1;
+}
+
+/* Moves pending tokens into g->text and scratch; *n: how many. */
+static bool make_text(struct gen_choice *ch, size_t *n)
+{
+    struct bt_gen *g = ch->g;
+
+    while (ch->pending.len > 0 && g->text.len < PIECE_BYTES) {
+        if (!reserve_scratch(g->r, *n + 1)) {
+            return false;
+        }
+        struct bt_sampled *s = &g->r->scratch[*n];
+
+        get_token(ch, s);
+        ++*n;
+        if (ch->ended && ch->finish == 1 && ch->pending.len == 0) {
+            break; /* EOS or a stop id: counted, not shown */
+        }
+        bt_buf_clear(&g->raw);
+        enum bt_status st = bt_detok_push(&ch->detok, s->token, &g->raw);
+
+        if (st == BT_ERR_NOMEM ||
+            bt_stop_feed(&ch->stop, g->raw.data, g->raw.len, &g->text) != BT_OK) {
+            return false;
+        }
+        if (ch->stop.hit >= 0) {
+            stop_here(ch);
+            return true;
+        }
+    }
+    if (ch->ended && ch->pending.len == 0) {
+        bt_buf_clear(&g->raw);
+        if (bt_detok_finish(&ch->detok, &g->raw) != BT_OK ||
+            bt_stop_feed(&ch->stop, g->raw.data, g->raw.len, &g->text) != BT_OK ||
+            bt_stop_finish(&ch->stop, &g->text) != BT_OK) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static void count_finished(struct gen_choice *ch)
+{
+    struct bt_router_metrics *m = &ch->g->r->metrics;
+    const struct bt_rt_seq_info *i = &ch->info;
+    double s = (double)BT_NS_PER_S;
+
+    m->finished[ch->finish == 1 ? BT_FINISHED_STOP : BT_FINISHED_LENGTH]++;
+    m->prompt_tokens += ch->prompt->n;
+    m->cached_tokens += i->prefill.cached_tokens;
+    if (i->has_prefill) {
+        bt_prom_hist_observe(&m->queue,
+                             (double)(i->t_dispatch - ch->g->t_start + i->prefill.queue_ns) / s);
+        bt_prom_hist_observe(&m->prefill, (double)i->prefill.prefill_ns / s);
+    }
+    if (i->has_decode && i->decode.transferred_tokens > 0) {
+        bt_prom_hist_observe(&m->transfer, (double)i->decode.transfer_ns / s);
+    }
+}
+
+static void choice_flush(struct gen_choice *ch)
+{
+    struct bt_gen *g = ch->g;
+    bool waits = ch->plp != NULL && ch->n_plp + 1 < ch->prompt->n && !ch->ended;
+
+    while (!ch->finished && !waits && !g->paused && !g->over &&
+           (ch->pending.len > 0 || ch->ended)) {
+        size_t n = 0;
+        uint64_t t0 = bt_clock_ns();
+
+        bt_buf_clear(&g->text);
+        if (!make_text(ch, &n)) {
+            fail_memory(g);
+            return;
+        }
+        g->detokenize_ns += bt_clock_ns() - t0;
+        struct bt_gen_piece p = {
+            .index = ch->index,
+            .first = ch->n_out == 0 && !ch->finished,
+            .text = g->text.data != NULL ? g->text.data : "",
+            .len = g->text.len,
+            .tokens = g->r->scratch,
+            .n_tokens = n,
+            .finish = ch->ended && ch->pending.len == 0 ? ch->finish : 0,
+            .n_before = ch->n_out,
+        };
+
+        ch->n_out += (uint32_t)n;
+        if (p.finish != 0) {
+            ch->finished = true;
+            count_finished(ch);
+            p.last = --g->n_unfinished == 0;
+        }
+        g->paused = g->events->on_piece(g->user, g, &p) > QUEUE_HIGH;
+    }
+}
+
+static void gen_flush(struct bt_gen *g)
+{
+    for (uint32_t i = 0; i < g->n_choices && !g->over && !g->paused; i++) {
+        choice_flush(&g->choices[i]);
+    }
+    if (!g->over && g->n_unfinished == 0) {
+        retire(g);
+        g->events->on_end(g->user, g, NULL);
+    }
+}
+
+void bt_gen_flush(struct bt_router *r)
+{
+    while (r->dirty != NULL) {
+        struct bt_gen *g = r->dirty;
+
+        r->dirty = g->next_dirty;
+        g->is_dirty = false;
+        gen_flush(g);
+    }
+}
+
+/* ---- what front ends ask ---- */
+
+const struct bt_params *bt_gen_params(const struct bt_gen *g)
+{
+    return &g->params;
+}
+
+const char *bt_gen_request_id(const struct bt_gen *g)
+{
+    return g->request_id;
+}
+
+uint32_t bt_gen_choices(const struct bt_gen *g)
+{
+    return g->n_choices;
+}
+
+const struct bt_gen_prompt *bt_gen_prompt(const struct bt_gen *g, uint32_t index)
+{
+    return g->choices[index].prompt;
+}
+
+const struct bt_sampled *bt_gen_prompt_logprobs(const struct bt_gen *g, uint32_t index)
+{
+    return g->choices[index].plp;
+}
+
+struct bt_inf_usage bt_gen_usage(const struct bt_gen *g)
+{
+    struct bt_inf_usage u = {0};
+
+    for (uint32_t i = 0; i < g->n_choices; i++) {
+        const struct gen_choice *ch = &g->choices[i];
+
+        u.prompt_tokens += ch->prompt->n;
+        u.completion_tokens += ch->n_out;
+        u.cached_tokens += ch->info.prefill.cached_tokens;
+        u.transferred_tokens += ch->info.has_decode ? ch->info.decode.transferred_tokens : 0;
+    }
+    return u;
+}
+
+static void at_least(double *v, uint64_t ns)
+{
+    double ms = (double)ns / (double)BT_NS_PER_MS;
+
+    *v = ms > *v ? ms : *v;
+}
+
+/* Times are those of the slowest choice, amounts are summed. */
+struct bt_inf_timings bt_gen_timings(const struct bt_gen *g)
+{
+    struct bt_inf_timings t = {0};
+
+    at_least(&t.tokenize_ms, g->tokenize_ns);
+    at_least(&t.detokenize_ms, g->detokenize_ns);
+    for (uint32_t i = 0; i < g->n_choices; i++) {
+        const struct gen_choice *ch = &g->choices[i];
+        const struct bt_rt_seq_info *f = &ch->info;
+
+        if (f->t_dispatch != 0) {
+            at_least(&t.queue_ms, f->t_dispatch - g->t_start + f->prefill.queue_ns);
+        }
+        at_least(&t.prefill_ms, f->prefill.prefill_ns);
+        at_least(&t.first_token_ms, ch->t_first != 0 ? ch->t_first - g->t_arrival : 0);
+        at_least(&t.decode_ms, ch->t_last - ch->t_first);
+        t.prefill_tokens += f->prefill.prefill_tokens;
+        t.decode_tokens += ch->n_received > 0 ? ch->n_received - 1 : 0;
+        if (f->has_decode) {
+            at_least(&t.transfer_ms, f->decode.transfer_ns);
+            at_least(&t.transfer_tail_ms, f->decode.transfer_tail_ns);
+            t.transferred_tokens += f->decode.transferred_tokens;
+            t.transferred_bytes += f->decode.transferred_bytes;
+        }
+    }
+    return t;
+}
+
+const char *bt_gen_prefill_name(const struct bt_gen *g)
+{
+    return g->choices[0].prefill_name;
+}
+
+const char *bt_gen_decode_name(const struct bt_gen *g)
+{
+    return g->choices[0].decode_name;
+}

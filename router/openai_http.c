@@ -1,0 +1,229 @@
+/* HTTP endpoints: which path does what, and those that answer at once. Generation is in openai_generate.c. */
+
+#include "router/openai_http.h"
+
+#include <stdio.h>
+#include <string.h>
+#include "base/clock.h"
+#include "base/mem.h"
+#include "router/cluster_view.h"
+#include "router/openai_call_int.h"
+#include "router/openai_write.h"
+
+#define JSON "application/json"
+
+/* ---- answers ---- */
+
+static void reply_buf(struct bt_http_stream *s, int status, const char *type, struct bt_buf *b)
+{
+    const struct bt_http_request *req = bt_http_stream_request(s);
+    const char *id = bt_http_header_find(req->headers, req->n_headers, "x-request-id");
+    struct bt_http_header extra = {"x-request-id", id};
+
+    if (b->failed) {
+        bt_http_reset(s, BT_HTTP_INTERNAL);
+    } else {
+        bt_http_reply(s, status, type, b->data != NULL ? b->data : "", b->len, &extra,
+                      id != NULL ? 1 : 0);
+    }
+    bt_buf_fini(b);
+}
+
+void bt_openai_reply_error(struct bt_http_stream *s, const struct bt_api_err *e,
+                           const struct bt_http_header *extra, size_t n_extra)
+{
+    struct bt_http_header h[8];
+    struct bt_buf b = {0};
+    char retry[24];
+    size_t n = 0;
+
+    for (; n < n_extra && n < 6; n++) {
+        h[n] = extra[n];
+    }
+    if (e->retry_ns != 0) {
+        snprintf(retry, sizeof retry, "%llu",
+                 (unsigned long long)((e->retry_ns + BT_NS_PER_S - 1) / BT_NS_PER_S));
+        h[n++] = (struct bt_http_header){"retry-after", retry};
+    }
+    if (e->code == BT_API_UNAUTHENTICATED) {
+        h[n++] = (struct bt_http_header){"www-authenticate", "Bearer"};
+    }
+    bt_openai_put_error(&b, e);
+    bt_http_reply(s, bt_api_http_status(e->code), JSON, b.data != NULL ? b.data : "", b.len, h, n);
+    bt_buf_fini(&b);
+}
+
+void bt_openai_error_body(int status, const char *message, struct bt_buf *body,
+                          const char **content_type, void *arg)
+{
+    (void)arg;
+    *content_type = JSON;
+    bt_buf_adds(body, "{\"error\":{\"message\":");
+    bt_buf_add_json_str(body, message, strlen(message));
+    bt_buf_addf(body, ",\"type\":\"%s\",\"param\":null,\"code\":%d}}",
+                status >= 500 ? "internal_error" : "invalid_request_error", status);
+}
+
+/* ---- endpoints that answer at once ---- */
+
+static void get_health(struct bt_router *r, struct bt_http_stream *s)
+{
+    struct bt_buf b = {0};
+    bool ok = !r->draining && bt_rt_core_ready(r->core);
+
+    bt_buf_addf(&b, "{\"status\":\"%s\"}\n",
+                ok            ? "ok"
+                : r->draining ? "draining"
+                              : "no pair can serve");
+    reply_buf(s, ok ? 200 : 503, JSON, &b);
+}
+
+static void get_live(struct bt_router *r, struct bt_http_stream *s)
+{
+    struct bt_buf b = {0};
+
+    (void)r;
+    bt_buf_adds(&b, "{\"status\":\"ok\"}\n");
+    reply_buf(s, 200, JSON, &b);
+}
+
+static void get_version(struct bt_router *r, struct bt_http_stream *s)
+{
+    struct bt_buf b = {0};
+
+    (void)r;
+    bt_buf_adds(&b, "{\"version\":\"" BT_VERSION "\"}\n");
+    reply_buf(s, 200, JSON, &b);
+}
+
+static void get_metrics(struct bt_router *r, struct bt_http_stream *s)
+{
+    struct bt_buf b = {0};
+
+    bt_router_metrics_render(&r->metrics, r->core, &b);
+    reply_buf(s, 200, BT_PROM_CONTENT_TYPE, &b);
+}
+
+static void get_dashboard(struct bt_router *r, struct bt_http_stream *s)
+{
+    struct bt_buf b = {0};
+
+    (void)r;
+    bt_buf_adds(&b, bt_dashboard_html);
+    reply_buf(s, 200, "text/html; charset=utf-8", &b);
+}
+
+static void get_cluster(struct bt_router *r, struct bt_http_stream *s)
+{
+    struct bt_buf b = {0};
+
+    if (bt_cluster_json(r, &b) != BT_OK) {
+        b.failed = true;
+    }
+    reply_buf(s, 200, JSON, &b);
+}
+
+static void put_model(struct bt_router *r, struct bt_buf *b)
+{
+    bt_buf_adds(b, "{\"id\":");
+    bt_buf_add_json_str(b, r->model_name, strlen(r->model_name));
+    bt_buf_addf(
+        b, ",\"object\":\"model\",\"created\":%llu,\"owned_by\":\"baton\",\"max_model_len\":%u}",
+        (unsigned long long)r->started_unix, bt_rt_core_context(r->core));
+}
+
+static void get_models(struct bt_router *r, struct bt_http_stream *s)
+{
+    struct bt_buf b = {0};
+
+    bt_buf_adds(&b, "{\"object\":\"list\",\"data\":[");
+    put_model(r, &b);
+    bt_buf_adds(&b, "]}");
+    reply_buf(s, 200, JSON, &b);
+}
+
+static void get_model(struct bt_router *r, struct bt_http_stream *s)
+{
+    const char *name = bt_http_stream_request(s)->path + strlen("/v1/models/");
+    struct bt_api_err e = {0};
+    struct bt_buf b = {0};
+
+    if (strcmp(name, r->model_name) != 0) {
+        (void)bt_api_fail(&e, BT_API_NOT_FOUND, "model", "model \"%.200s\" is not served here",
+                          name);
+        bt_openai_reply_error(s, &e, NULL, 0);
+        return;
+    }
+    put_model(r, &b);
+    reply_buf(s, 200, JSON, &b);
+}
+
+/* ---- dispatch ---- */
+
+static const struct endpoint {
+    const char *path;
+    const char *method;
+    bool key;                                                   /* asks for an API key */
+    bool prefix;                                                /* path is only its beginning */
+    void (*get)(struct bt_router *r, struct bt_http_stream *s); /* NULL: a call with a body */
+    enum bt_openai_kind kind;
+} endpoints[] = {
+    {"/v1/completions", "POST", true, false, NULL, BT_OPENAI_COMPLETION},
+    {"/v1/chat/completions", "POST", true, false, NULL, BT_OPENAI_CHAT},
+    {"/tokenize", "POST", true, false, NULL, BT_OPENAI_TOKENIZE},
+    {"/detokenize", "POST", true, false, NULL, BT_OPENAI_DETOKENIZE},
+    {"/v1/models", "GET", true, false, get_models, 0},
+    {"/v1/models/", "GET", true, true, get_model, 0},
+    {"/v1/cluster", "GET", true, false, get_cluster, 0},
+    {"/health", "GET", false, false, get_health, 0},
+    {"/live", "GET", false, false, get_live, 0},
+    {"/metrics", "GET", false, false, get_metrics, 0},
+    {"/version", "GET", false, false, get_version, 0},
+    {"/", "GET", false, false, get_dashboard, 0},
+};
+
+static const struct endpoint *find_endpoint(const char *path)
+{
+    for (size_t i = 0; i < sizeof endpoints / sizeof endpoints[0]; i++) {
+        const struct endpoint *p = &endpoints[i];
+
+        if (p->prefix ? strncmp(path, p->path, strlen(p->path)) == 0 : strcmp(path, p->path) == 0) {
+            return p;
+        }
+    }
+    return NULL;
+}
+
+static void reply_plain_error(struct bt_http_stream *s, int status, const char *text,
+                              const char *allow)
+{
+    struct bt_http_header h = {"allow", allow};
+    struct bt_buf b = {0};
+    const char *type = JSON;
+
+    bt_openai_error_body(status, text, &b, &type, NULL);
+    bt_http_reply(s, status, type, b.data != NULL ? b.data : "", b.len, &h, allow != NULL ? 1 : 0);
+    bt_buf_fini(&b);
+}
+
+void bt_openai_on_request(struct bt_http_stream *s, const struct bt_http_request *req, void *arg)
+{
+    struct bt_router *r = arg;
+    const struct endpoint *p = find_endpoint(req->path);
+    struct bt_api_err e = {0};
+
+    if (p == NULL) {
+        reply_plain_error(s, 404, "no such path", NULL);
+    } else if (strcmp(req->method, p->method) != 0) {
+        reply_plain_error(s, 405, "method not allowed", p->method);
+    } else if (p->key && !bt_router_key_ok(r, bt_http_header_find(req->headers, req->n_headers,
+                                                                  "authorization"))) {
+        (void)bt_api_fail(&e, BT_API_UNAUTHENTICATED, NULL, "a missing or wrong API key");
+        bt_router_count_refusal(r, &e);
+        bt_openai_reply_error(s, &e, NULL, 0);
+    } else if (p->get != NULL) {
+        p->get(r, s);
+    } else {
+        bt_openai_call_begin(r, s, p->kind);
+    }
+}

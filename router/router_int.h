@@ -1,0 +1,72 @@
+#ifndef BT_ROUTER_ROUTER_INT_H
+#define BT_ROUTER_ROUTER_INT_H
+
+/* Inside router/ only: what the front ends, the sessions and the generator share. Loop thread. */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include "base/hash.h"
+#include "net/loop.h"
+#include "router/api.h"
+#include "router/metrics.h"
+#include "router/router_core.h"
+#include "text/template.h"
+#include "text/tokenizer.h"
+
+struct bt_sessions;
+struct bt_gen;
+struct bt_grpc_server;
+
+struct bt_router_key {
+    char *key;
+    size_t len;
+};
+
+struct bt_router {
+    struct bt_net_loop *loop;
+    struct bt_rt_core *core;
+    struct bt_sessions *sessions;
+    struct bt_grpc_server *grpc; /* front end; told about health */
+    const struct bt_tokenizer *tok;
+    const struct bt_template *tmpl; /* NULL: no chat template */
+    const char *bos, *eos;          /* texts for the template; may be NULL */
+    const char *model_name;
+    uint64_t instance, started_unix;
+    uint64_t request_timeout_ns; /* 0: none */
+    struct bt_router_key *keys;
+    size_t n_keys;
+    bool draining;
+    struct bt_router_metrics metrics;
+    /* generate.c */
+    struct bt_map by_request_id; /* request id → address of its struct bt_gen */
+    struct bt_gen *gens, *dirty, *garbage;
+    uint32_t n_gens;
+    struct bt_sampled *scratch; /* tokens of one piece */
+    size_t cap_scratch;
+    /* router_io.c */
+    struct bt_task pump_task;
+    struct bt_timer tick;
+    bool pumping;
+};
+
+/* ---- router_io.c ---- */
+
+/* Creates the core and starts the tick. The fields above generate.c's are set by the caller before. */
+enum bt_status bt_router_start(struct bt_router *r, const struct bt_rt_opts *opts) BT_NODISCARD;
+void bt_router_stop(struct bt_router *r);
+/* Carries out what the core decided; from a session's callback. */
+void bt_router_pump(struct bt_router *r);
+/* The same, soon: for calls that must not call back. */
+void bt_router_kick(struct bt_router *r);
+/* From here on new requests are refused. */
+void bt_router_drain(struct bt_router *r);
+/* Checks "Bearer KEY" (NULL: absent). Always true without keys. */
+bool bt_router_key_ok(const struct bt_router *r, const char *authorization);
+/* Model, draining. */
+bool bt_router_admit(const struct bt_router *r, const char *model, struct bt_api_err *e);
+void bt_router_count_refusal(struct bt_router *r, const struct bt_api_err *e);
+/* 24 hex digits and NUL. */
+void bt_router_new_id(char out[25]);
+
+#endif

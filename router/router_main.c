@@ -1,0 +1,413 @@
+/* baton-router: front end and brain. Options, wiring, draining, exit codes. */
+
+#include <errno.h>
+#include <jansson.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include "base/clock.h"
+#include "base/hash.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/notify.h"
+#include "base/options.h"
+#include "net/grpc.h"
+#include "net/http.h"
+#include "router/generate.h"
+#include "router/inference_grpc.h"
+#include "router/openai_http.h"
+#include "router/router_int.h"
+#include "router/router_model.h"
+#include "router/session_io.h"
+
+#define KEY_FILE_MAX    ((size_t)1 << 20)
+#define GRPC_BYTES_MAX  ((size_t)32 << 20)
+#define DRAIN_POLL_NS   (20 * BT_NS_PER_MS)
+#define DRAIN_LINGER_NS (BT_NS_PER_S / 2) /* idle clients may read the goodbye so long */
+#define BUCKETS_TTFT    "0.001,0.0025,0.005,0.01,0.025,0.05,0.1,0.25,0.5,1,2.5,5,10,30,60"
+#define BUCKETS_ITL     "0.0005,0.001,0.0025,0.005,0.01,0.025,0.05,0.1,0.25,0.5,1,2.5,5"
+#define BUCKETS_REQUEST "0.01,0.025,0.05,0.1,0.25,0.5,1,2.5,5,10,30,60,120,300,600"
+
+struct config {
+    char *listen, *sessions, *model, *model_name, *api_key_file, *local_prefill, *tls_cert,
+        *tls_key, *name;
+    char *buckets_ttft, *buckets_itl, *buckets_request;
+    uint32_t queue_max, seqs_max, nodes_max, attempts, connections;
+    uint64_t queue_timeout, no_node_grace, migrate_grace, heartbeat, lease, request_timeout,
+        drain_timeout;
+    uint64_t body_bytes, idle_timeout, write_timeout;
+};
+
+#define ROW(name, type, field, dflt, min, max, arg, help)                                          \
+    {name, type, offsetof(struct config, field), dflt, min, max, NULL, arg, help}
+
+static const struct bt_opt options[] = {
+    ROW("listen", BT_OPT_STR, listen, "127.0.0.1:8080", 0, 0, "HOST:PORT",
+        "Address for clients: gRPC and OpenAI-compatible HTTP on one port. Port 0 picks a free one "
+        "and logs it."),
+    ROW("sessions", BT_OPT_STR, sessions, "127.0.0.1:7001", 0, 0, "HOST:PORT",
+        "Address that the daemons dial. Keep it inside the cluster: whoever reaches it can join."),
+    ROW("model", BT_OPT_STR, model, NULL, 0, 0, "DIR_OR_GGUF",
+        "Model directory or .gguf file; only the tokenizer and the chat template are read."),
+    ROW("model-name", BT_OPT_STR, model_name, NULL, 0, 0, "NAME",
+        "Name of the model for clients (default: the base name of --model)."),
+    ROW("api-key-file", BT_OPT_STR, api_key_file, NULL, 0, 0, "FILE",
+        "File with one API key a line, optionally followed by a name. Without it no key is asked "
+        "for."),
+    ROW("local-prefill", BT_OPT_STR, local_prefill, "never", 0, 0, "never|auto|always|TOKENS",
+        "When a decode node computes prompts itself. This build knows never."),
+    ROW("name", BT_OPT_STR, name, "router", 0, 0, "NAME",
+        "Name of this router in the daemons' logs."),
+    ROW("tls-cert", BT_OPT_STR, tls_cert, NULL, 0, 0, "FILE",
+        "PEM certificate chain: clients must use TLS then."),
+    ROW("tls-key", BT_OPT_STR, tls_key, NULL, 0, 0, "FILE", "PEM private key of --tls-cert."),
+    ROW("queue-max", BT_OPT_U32, queue_max, "1024", 1, 1e6, "N",
+        "Sequences that may wait for a node; more are refused (429, RESOURCE_EXHAUSTED)."),
+    ROW("seqs-max", BT_OPT_U32, seqs_max, "16384", 1, 1e6, "N",
+        "Sequences known at once, running ones included."),
+    ROW("nodes-max", BT_OPT_U32, nodes_max, "1024", 2, 65536, "N",
+        "Daemons with a session at once."),
+    ROW("queue-timeout", BT_OPT_DURATION, queue_timeout, "30s", 0, 3600e9, "MS",
+        "Longest wait for room on a node before a request is refused, in ms."),
+    ROW("no-node-grace", BT_OPT_DURATION, no_node_grace, "1s", 0, 3600e9, "MS",
+        "The same while no pair of nodes is connected, for requests that have not begun, in ms."),
+    ROW("migrate-grace", BT_OPT_DURATION, migrate_grace, "10s", 0, 3600e9, "MS",
+        "The same for requests that have begun and lost their nodes, in ms."),
+    ROW("attempts", BT_OPT_U32, attempts, "6", 1, 100, "N",
+        "Attempts in a row without a new token before a request fails."),
+    ROW("heartbeat", BT_OPT_DURATION, heartbeat, "250ms", 1e6, 60e9, "MS",
+        "Pause between heartbeats to nodes, in ms."),
+    ROW("lease", BT_OPT_DURATION, lease, "3s", 1e7, 600e9, "MS",
+        "Silence after which a node counts as lost, in ms."),
+    ROW("request-timeout", BT_OPT_DURATION, request_timeout, "0", 0, 86400e9, "MS",
+        "Longest time of a request (408, DEADLINE_EXCEEDED), in ms; 0: none."),
+    ROW("drain-timeout", BT_OPT_DURATION, drain_timeout, "30s", 0, 86400e9, "MS",
+        "After SIGTERM running requests get so long to end, in ms."),
+    ROW("body-bytes-max", BT_OPT_SIZE, body_bytes, "32MiB", 1024, 1e9, "SIZE",
+        "Longest request body over HTTP (413)."),
+    ROW("connections-max", BT_OPT_U32, connections, "4096", 1, 1e6, "N",
+        "Client connections at once."),
+    ROW("idle-timeout", BT_OPT_DURATION, idle_timeout, "5min", 1e9, 86400e9, "MS",
+        "A client connection without a request is closed after, in ms."),
+    ROW("write-timeout", BT_OPT_DURATION, write_timeout, "60s", 1e8, 3600e9, "MS",
+        "A client that takes nothing of its answer for so long is cut off, in ms."),
+    ROW("buckets-ttft", BT_OPT_STR, buckets_ttft, BUCKETS_TTFT, 0, 0, "LIST",
+        "Histogram buckets of first-token, queue, prefill and transfer times, in seconds."),
+    ROW("buckets-itl", BT_OPT_STR, buckets_itl, BUCKETS_ITL, 0, 0, "LIST",
+        "Histogram buckets of inter-token latencies, in seconds."),
+    ROW("buckets-request", BT_OPT_STR, buckets_request, BUCKETS_REQUEST, 0, 0, "LIST",
+        "Histogram buckets of whole requests, in seconds."),
+};
+
+static const struct bt_prog prog = {
+    .name = "baton-router",
+    .summary = "Front end of a Baton cluster: takes requests over gRPC and OpenAI-compatible HTTP, "
+               "places them on pairs of\n"
+               "prefill and decode nodes, and streams the answers.",
+    .epilogue = "Example:\n"
+                "  baton-router --model ./SmolLM2-135M-Instruct.gguf --listen 127.0.0.1:8080 "
+                "--sessions 127.0.0.1:7001\n",
+    .opts = options,
+    .n_opts = sizeof options / sizeof options[0],
+};
+
+struct program {
+    struct config cfg;
+    struct bt_router router;
+    struct bt_router_model model;
+    struct bt_http_server *http;
+    struct bt_net_signal *sigterm, *sigint;
+    struct bt_timer drain_timer;
+    uint64_t drain_end, linger_end;
+    bool http_draining;
+};
+
+/* ---- keys ---- */
+
+static enum bt_status read_keys(struct bt_router *r, const char *path, struct bt_err *err)
+{
+    char line[4096];
+    FILE *f = fopen(path, "re");
+
+    if (f == NULL) {
+        return bt_err_set(err, BT_ERR_IO, "--api-key-file %s: %s", path, strerror(errno));
+    }
+    enum bt_status st = BT_OK;
+
+    for (size_t total = 0; st == BT_OK && fgets(line, sizeof line, f) != NULL;) {
+        size_t from = strspn(line, " \t"), n = strcspn(line + from, " \t\r\n");
+
+        total += strlen(line);
+        if (n == 0 || line[from] == '#') {
+            continue;
+        }
+        struct bt_router_key *grown = bt_realloc(r->keys, (r->n_keys + 1) * sizeof *grown);
+
+        if (grown != NULL) {
+            r->keys = grown;
+            r->keys[r->n_keys] = (struct bt_router_key){bt_strndup(line + from, n), n};
+        }
+        if (grown == NULL || r->keys[r->n_keys++].key == NULL) {
+            st = bt_err_set(err, BT_ERR_NOMEM, "out of memory");
+        } else if (total > KEY_FILE_MAX) {
+            st = bt_err_set(err, BT_ERR_INVALID, "--api-key-file %s: longer than 1 MiB", path);
+        }
+    }
+    (void)fclose(f);
+    if (st == BT_OK && r->n_keys == 0) {
+        st = bt_err_set(err, BT_ERR_INVALID, "--api-key-file %s: holds no key", path);
+    }
+    return st;
+}
+
+static void free_keys(struct bt_router *r)
+{
+    for (size_t i = 0; i < r->n_keys; i++) {
+        bt_free(r->keys[i].key);
+    }
+    bt_free(r->keys);
+    r->keys = NULL;
+    r->n_keys = 0;
+}
+
+/* ---- draining ---- */
+
+static void stop_when_drained(void *arg)
+{
+    struct program *p = arg;
+
+    bt_log_info("router", "drained");
+    bt_net_loop_stop(p->router.loop);
+}
+
+/* New requests are refused and health says so while running ones end; then the connections are told to go. */
+static void on_drain_poll(struct bt_timer *t, void *arg)
+{
+    struct program *p = arg;
+    uint64_t now = bt_net_loop_now(p->router.loop);
+
+    if (now >= p->drain_end) {
+        bt_log_warn("router", "%u requests still run after the drain timeout: stopping",
+                    p->router.n_gens);
+        bt_net_loop_stop(p->router.loop);
+        return;
+    }
+    if (!p->http_draining && p->router.n_gens == 0) {
+        p->http_draining = true;
+        p->linger_end = now + DRAIN_LINGER_NS;
+        bt_http_server_drain(p->http, stop_when_drained, p);
+    } else if (p->http_draining && now >= p->linger_end && bt_http_server_streams(p->http) == 0) {
+        stop_when_drained(p);
+        return;
+    }
+    bt_timer_start(p->router.loop, t, DRAIN_POLL_NS, on_drain_poll, p);
+}
+
+static void on_signal(void *arg, int signum)
+{
+    struct program *p = arg;
+
+    if (p->router.draining) {
+        bt_log_info("router", "second signal %d: stopping now", signum);
+        bt_net_loop_stop(p->router.loop);
+        return;
+    }
+    bt_log_info("router", "draining: %u requests run", p->router.n_gens);
+    bt_notify("STOPPING=1");
+    bt_router_drain(&p->router);
+    p->drain_end = bt_net_loop_now(p->router.loop) + p->cfg.drain_timeout;
+    on_drain_poll(&p->drain_timer, p);
+}
+
+/* ---- start ---- */
+
+static enum bt_status check_config(struct program *p, struct bt_err *err)
+{
+    const struct config *c = &p->cfg;
+
+    if (c->model == NULL) {
+        return bt_err_set(err, BT_ERR_INVALID, "--model is missing");
+    }
+    if (strcmp(c->local_prefill, "never") != 0) {
+        return bt_err_set(err, BT_ERR_INVALID,
+                          "--local-prefill %s: this build knows only never (prompts are always "
+                          "computed by prefill "
+                          "nodes)",
+                          c->local_prefill);
+    }
+    if ((c->tls_cert == NULL) != (c->tls_key == NULL)) {
+        return bt_err_set(err, BT_ERR_INVALID, "--tls-cert and --tls-key: only together");
+    }
+    return bt_router_metrics_init(&p->router.metrics, c->buckets_ttft, c->buckets_itl,
+                                  c->buckets_request, err);
+}
+
+static enum bt_status start_front(struct program *p, struct bt_err *err)
+{
+    struct bt_grpc_server_opts grpc = {.message_bytes_max = GRPC_BYTES_MAX};
+    struct bt_http_server_opts http = {
+        .listen = p->cfg.listen,
+        .tls_cert = p->cfg.tls_cert,
+        .tls_key = p->cfg.tls_key,
+        .on_request = bt_openai_on_request,
+        .error_body = bt_openai_error_body,
+        .arg = &p->router,
+        .body_bytes_max = p->cfg.body_bytes,
+        .connections_max = p->cfg.connections,
+        .idle_timeout_ns = p->cfg.idle_timeout,
+        .write_timeout_ns = p->cfg.write_timeout,
+    };
+    enum bt_status st = bt_grpc_server_create(p->router.loop, &grpc, &p->router.grpc);
+
+    if (st == BT_OK) {
+        st = bt_inference_grpc_add(p->router.grpc, &p->router);
+    }
+    if (st != BT_OK) {
+        return bt_err_set(err, st, "out of memory");
+    }
+    st = bt_http_server_create(p->router.loop, &http, &p->http, err);
+    if (st != BT_OK) {
+        bt_err_prefix(err, "--listen");
+        return st;
+    }
+    bt_grpc_server_attach(p->router.grpc, p->http);
+    return BT_OK;
+}
+
+static enum bt_status start_core(struct program *p)
+{
+    struct bt_router *r = &p->router;
+    const struct config *c = &p->cfg;
+    struct bt_rt_opts opts = {
+        .name = c->name,
+        .seqs_max = c->seqs_max,
+        .queue_max = c->queue_max,
+        .nodes_max = c->nodes_max,
+        .attempts_max = c->attempts,
+        .queue_ns = c->queue_timeout,
+        .grace_ns = c->no_node_grace,
+        .migrate_ns = c->migrate_grace,
+        .lease_ns = c->lease,
+        .heartbeat_ns = c->heartbeat,
+        .backoff_ns = 20 * BT_NS_PER_MS,
+    };
+
+    bt_random_bytes(opts.seed, sizeof opts.seed);
+    bt_random_bytes(&r->instance, sizeof r->instance);
+    opts.instance = r->instance;
+    r->tok = p->model.tok;
+    r->tmpl = p->model.tmpl.tmpl;
+    r->bos = p->model.tmpl.bos_token;
+    r->eos = p->model.tmpl.eos_token;
+    r->model_name = c->model_name != NULL ? c->model_name : p->model.name;
+    r->started_unix = bt_clock_unix_ns() / BT_NS_PER_S;
+    r->request_timeout_ns = c->request_timeout;
+    return bt_router_start(r, &opts);
+}
+
+static enum bt_status start(struct program *p, struct bt_err *err)
+{
+    enum bt_status st = check_config(p, err);
+
+    if (st == BT_OK && p->cfg.api_key_file != NULL) {
+        st = read_keys(&p->router, p->cfg.api_key_file, err);
+    }
+    if (st == BT_OK) {
+        st = bt_router_model_load(p->cfg.model, &p->model, err);
+    }
+    if (st == BT_OK && (bt_net_loop_create(&p->router.loop) != BT_OK || start_core(p) != BT_OK)) {
+        st = bt_err_set(err, BT_ERR_NOMEM, "out of memory");
+    }
+    if (st == BT_OK) {
+        st = start_front(p, err);
+    }
+    if (st == BT_OK) {
+        st = bt_sessions_create(&p->router, p->cfg.sessions, &p->router.sessions, err);
+        if (st != BT_OK) {
+            bt_err_prefix(err, "--sessions");
+        }
+    }
+    if (st == BT_OK &&
+        (bt_net_signal_start(p->router.loop, SIGTERM, on_signal, p, &p->sigterm) != BT_OK ||
+         bt_net_signal_start(p->router.loop, SIGINT, on_signal, p, &p->sigint) != BT_OK)) {
+        st = bt_err_set(err, BT_ERR_NOMEM, "out of memory");
+    }
+    return st;
+}
+
+static void stop(struct program *p)
+{
+    struct bt_router *r = &p->router;
+
+    if (r->loop != NULL) {
+        bt_timer_stop(r->loop, &p->drain_timer);
+        bt_net_signal_stop(p->sigterm);
+        bt_net_signal_stop(p->sigint);
+        bt_http_server_close(p->http);
+        bt_grpc_server_destroy(r->grpc);
+        r->grpc = NULL;
+        bt_sessions_destroy(r->sessions);
+        if (r->core != NULL) {
+            bt_router_stop(r);
+        }
+        bt_net_loop_destroy(r->loop);
+    }
+    bt_router_model_fini(&p->model);
+    free_keys(r);
+    bt_opt_free(&prog, &p->cfg);
+}
+
+/* Every client and daemon is a descriptor. */
+static void raise_descriptors(uint32_t connections)
+{
+    struct rlimit l;
+
+    if (getrlimit(RLIMIT_NOFILE, &l) != 0 || l.rlim_cur >= l.rlim_max) {
+        return;
+    }
+    rlim_t want = (rlim_t)connections * 2 + 4096;
+
+    l.rlim_cur = l.rlim_max == RLIM_INFINITY || want < l.rlim_max ? want : l.rlim_max;
+    if (setrlimit(RLIMIT_NOFILE, &l) != 0) {
+        bt_log_warn("router", "cannot raise the limit of open files: %s", strerror(errno));
+    }
+}
+
+int main(int argc, char **argv)
+{
+    static struct program p;
+    struct bt_opt_result res;
+    struct bt_err err = {0};
+
+    if (bt_opt_parse(&prog, argc, argv, &p.cfg, &res, &err) != BT_OK) {
+        fprintf(stderr, "baton-router: %s\n", err.msg);
+        return 2;
+    }
+    if (res.exit_now) {
+        bt_opt_free(&prog, &p.cfg);
+        return 0;
+    }
+    bt_log_thread("loop");
+    raise_descriptors(p.cfg.connections);
+    json_object_seed(0);
+    enum bt_status st = start(&p, &err);
+
+    if (st != BT_OK) {
+        fprintf(stderr, "baton-router: %s\n", err.msg);
+        stop(&p);
+        return st == BT_ERR_INVALID ? 2 : 1;
+    }
+    bt_log_info("router", "model %s: %u tokens%s", p.router.model_name,
+                bt_tokenizer_vocab_size(p.router.tok),
+                p.router.tmpl != NULL ? ", chat template" : ", no chat template");
+    bt_log_info("router", "listening on %s://%s", p.cfg.tls_cert != NULL ? "https" : "http",
+                bt_http_server_address(p.http));
+    bt_log_info("router", "sessions on %s", bt_sessions_address(p.router.sessions));
+    bt_log_info("router", "ready");
+    bt_notify("READY=1");
+    bt_net_loop_run(p.router.loop);
+    stop(&p);
+    return 0;
+}
