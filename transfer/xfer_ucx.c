@@ -289,7 +289,8 @@ static enum bt_status context_init(struct ucx_context *c, const char *list, stru
         us = ucp_init(&params, config, &c->handle);
     }
     ucp_config_release(config);
-    return us == UCS_OK ? BT_OK : fail(err, BT_ERR_DEVICE, "ucp_init", us);
+    return us == UCS_OK ? BT_OK : bt_err_set(err, BT_ERR_DEVICE, "transfer: no transport of \"%s\": %s", list,
+                                              ucs_status_string(us));
 }
 
 /* The context for an address: with automatic choice, shared memory for a loopback address, for which the other end
@@ -595,6 +596,9 @@ static void query_transports(ucp_ep_h ep, char *text, size_t cap)
     }
     for (unsigned i = 0; i < attr.transports.num_entries; i++) {
         char one[64];
+        if (entries[i].device_name[0] == 0) {
+            continue; /* the connection manager's own lane */
+        }
         snprintf(one, sizeof(one), "%s/%s", entries[i].transport_name, entries[i].device_name);
         add_transport(text, cap, one, strlen(one));
     }

@@ -78,6 +78,7 @@ static void test_disorder(void)
         struct bt_xfer_landing l = landing_of(&s);
         CHECK_EQ(bt_xfer_land_open(s.d.x, &l), BT_OK);
         CHECK_EQ(bt_xfer_land_expect(s.d.x, l.ticket, 4, expect), BT_OK);
+        grant(&s.d, s.dp, &s.p);
         push_all(&s);
         CHECK(side_wait(&s.d, BT_XFER_LAND_FULL, &ev, WAIT_MS));
         CHECK_EQ(ev.status, BT_OK);
@@ -104,6 +105,7 @@ static void test_lost_pages(void)
     struct bt_xfer_landing l = landing_of(&s);
     CHECK_EQ(bt_xfer_land_open(s.d.x, &l), BT_OK);
     CHECK_EQ(bt_xfer_land_expect(s.d.x, l.ticket, 4, expect), BT_OK);
+    grant(&s.d, s.dp, &s.p);
     push_all(&s);
     CHECK(side_wait(&s.p, BT_XFER_PUSHED, &ev, WAIT_MS));
     CHECK_EQ(ev.status, BT_OK); /* sent is not delivered */
@@ -125,6 +127,7 @@ static void test_close_while_receiving(bool let_go)
     struct bt_xfer_landing l = landing_of(&s);
     bt_xfer_hub_hold_receives(s.w.hub, 2, true);
     CHECK_EQ(bt_xfer_land_open(s.d.x, &l), BT_OK);
+    grant(&s.d, s.dp, &s.p);
     push_all(&s);
     do {
         usleep(1000);
@@ -225,6 +228,7 @@ static void test_damage(void)
     pair_start(&s, &f, &sum);
     struct bt_xfer_landing l = landing_of(&s);
     CHECK_EQ(bt_xfer_land_open(s.d.x, &l), BT_OK);
+    grant(&s.d, s.dp, &s.p);
     push_all(&s);
     CHECK(side_wait(&s.d, BT_XFER_PEER_DOWN, &ev, WAIT_MS));
     CHECK_EQ(ev.status, BT_ERR_PROTOCOL);

@@ -168,9 +168,7 @@ static void test_pages(const struct world *w)
     land.group[1] = land_group(&t1, dst1, 4);
     land.group[1].first_page = 100;
     CHECK_EQ(bt_xfer_land_open(d.x, &land), BT_OK);
-    CHECK_EQ(bt_xfer_send_ctrl(d.x, dp, "grant", 5), BT_OK);
-    CHECK(side_wait(&p, BT_XFER_CTRL, &ev, WAIT_MS));
-    bt_xfer_event_free(&ev);
+    grant(&d, dp, &p);
 
     for (uint32_t l = 3; l-- > 0;) {
         struct bt_xfer_push u = push_of(&s0, pd, 7, 5, src, N);
@@ -249,6 +247,7 @@ static void test_refused_pages(const struct world *w)
     ticket_set(other.ticket, 2);
     other.peer = dp + 100;
     CHECK_EQ(bt_xfer_land_open(d.x, &other), BT_OK);
+    grant(&d, dp, &p);
 
     struct bt_xfer_push u = push_of(&s, pd, 1, 8, ids, 1); /* stale generation: 2 shares */
     CHECK_EQ(bt_xfer_push(p.x, &u), BT_OK);
@@ -388,6 +387,7 @@ static void test_cancel(const struct world *w)
     ticket_set(land.ticket, 1);
     land.group[0] = land_group(&t, ids, N);
     CHECK_EQ(bt_xfer_land_open(d.x, &land), BT_OK);
+    grant(&d, dp, &p);
     for (unsigned i = 0; i < PUSHES; i++) {
         struct bt_xfer_push u = push_of(&s, pd, 1, 1, ids, N);
         CHECK_EQ(bt_xfer_push(p.x, &u), BT_OK);
@@ -437,6 +437,7 @@ static void test_disconnect_in_flight(const struct world *w, bool by_p)
     for (unsigned i = 0; i < PUSHES; i++) {
         ticket_set(land.ticket, i);
         CHECK_EQ(bt_xfer_land_open(d.x, &land), BT_OK);
+        grant(&d, dp, &p);
         struct bt_xfer_push u = push_of(&s, pd, i, 0, ids, N);
         CHECK_EQ(bt_xfer_push(p.x, &u), BT_OK);
     }
@@ -487,6 +488,7 @@ static void test_many_tickets(const struct world *w)
         CHECK_EQ(bt_xfer_land_open(d.x, &land), BT_OK);
         CHECK_EQ(bt_xfer_land_expect(d.x, land.ticket, i, expect), BT_OK); /* the hand-off may overtake */
     }
+    grant(&d, dp, &p);
     for (uint32_t l = 0; l < LAYERS; l++) {
         for (unsigned i = 0; i < TICKETS; i++) {
             struct bt_xfer_push u = push_of(&s, pd, i, i, ids[i], N);
@@ -580,6 +582,7 @@ static void test_destroy_busy(const struct world *w)
     ticket_set(land.ticket, 1);
     land.group[0] = land_group(&t, ids, N);
     CHECK_EQ(bt_xfer_land_open(d.x, &land), BT_OK);
+    grant(&d, dp, &p);
     for (unsigned i = 0; i < 20; i++) {
         struct bt_xfer_push u = push_of(&s, pd, 1, 1, ids, N);
         CHECK_EQ(bt_xfer_push(p.x, &u), BT_OK);

@@ -141,6 +141,15 @@ static inline bool join(struct side *p, struct side *d, uint64_t *at_p, uint64_t
     return true;
 }
 
+/* As in the relay: pages go only after D's grant, so that the landings opened before are open. */
+static inline void grant(struct side *d, uint64_t at_d, struct side *p)
+{
+    struct bt_xfer_event ev;
+    CHECK_EQ(bt_xfer_send_ctrl(d->x, at_d, "grant", 5), BT_OK);
+    CHECK(side_wait(p, BT_XFER_CTRL, &ev, WAIT_MS));
+    bt_xfer_event_free(&ev);
+}
+
 static inline void ticket_set(uint8_t t[BT_XFER_TICKET_BYTES], unsigned n)
 {
     memset(t, 0, BT_XFER_TICKET_BYTES);
