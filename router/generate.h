@@ -64,7 +64,7 @@ bool bt_gen_start(struct bt_router *r, const struct bt_gen_start *s, struct bt_g
                   struct bt_api_err *e);
 void bt_gen_cancel(struct bt_gen *g);
 void bt_gen_resume(struct bt_gen *g);
-/* Ends the request of that id with CANCELLED. false: none. */
+/* Ends the request of that id with CANCELLED: its on_end runs inside this call. false: none. */
 bool bt_gen_abort(struct bt_router *r, const char *request_id);
 
 /* In callbacks. */

@@ -244,9 +244,6 @@ static bool prepare_generate(struct rpc *c)
         return bt_api_fail(&c->err, BT_API_INVALID, "input",
                            "input: none of text, token_ids and chat is set");
     case BT_INF_TEXT:
-        if (m->text[0] == '\0') {
-            return bt_api_fail(&c->err, BT_API_INVALID, "text", "text: is empty");
-        }
         return bt_prompt_from_text(&c->env, m->text, strlen(m->text), true, c->prompt, &c->err);
     case BT_INF_TOKEN_IDS:
         c->prompt->ids = bt_alloc(m->n_token_ids * sizeof *c->prompt->ids);

@@ -64,16 +64,23 @@ static void put_bytes(struct bt_buf *b, const struct bt_tokenizer *tok, uint32_t
     bt_buf_addc(b, ']');
 }
 
-static uint32_t characters(const struct bt_tokenizer *tok, uint32_t id)
+/* Offsets follow the text as it is made: special tokens have no width, half a character belongs to the token that ends it. */
+static uint32_t next_offset(struct bt_openai_choice *c, const struct bt_openai_head *h, uint32_t id, unsigned flags)
 {
-    size_t n = 0;
-    uint32_t count = 0;
-    const char *s = bt_tokenizer_token_text(tok, id, &n);
+    uint32_t offset = c->text_offset;
+    struct bt_buf b = {0};
 
-    for (size_t i = 0; i < n; i++) {
-        count += ((unsigned char)s[i] & 0xc0) != 0x80;
+    if (!c->detok_on) {
+        c->detok_on = true;
+        bt_detok_init(&c->detok, h->tok, flags);
     }
-    return count;
+    if (bt_detok_push(&c->detok, id, &b) == BT_OK) {
+        for (size_t i = 0; i < b.len; i++) {
+            c->text_offset += ((unsigned char)b.data[i] & 0xc0) != 0x80;
+        }
+    }
+    bt_buf_fini(&b);
+    return offset;
 }
 
 /* {"token": logprob, …}: the most likely ones and the chosen one. */
@@ -100,9 +107,14 @@ static void put_top_object(struct bt_buf *b, const struct bt_tokenizer *tok,
 }
 
 /* s NULL: the first token of a prompt, which has no log-probability. */
-static void add_completion_logprob(struct bt_openai_choice *c, const struct bt_tokenizer *tok,
-                                   uint32_t id, const struct bt_sampled *s, bool top)
+static void add_completion_logprob(struct bt_openai_choice *c, const struct bt_openai_head *h,
+                                   uint32_t id, const struct bt_sampled *s,
+                                   const struct bt_params *params)
 {
+    const struct bt_tokenizer *tok = h->tok;
+    bool top = params->sampling.n_top > 0;
+    unsigned flags = params->keep_special ? 0 : BT_DETOK_SKIP_SPECIAL;
+
     for (unsigned i = 0; i < 4; i++) {
         bt_buf_adds(&c->lp[i], c->n_lp > 0 ? "," : "");
     }
@@ -116,8 +128,7 @@ static void add_completion_logprob(struct bt_openai_choice *c, const struct bt_t
             put_top_object(&c->lp[LP_TOP], tok, s);
         }
     }
-    bt_buf_addf(&c->lp[LP_OFFSETS], "%u", c->text_offset);
-    c->text_offset += characters(tok, id);
+    bt_buf_addf(&c->lp[LP_OFFSETS], "%u", next_offset(c, h, id, params->echo ? flags : flags | BT_DETOK_CONTINUE));
     c->n_lp++;
 }
 
@@ -163,8 +174,7 @@ void bt_openai_choice_echo(struct bt_openai_choice *c, const struct bt_openai_he
         c->text.failed = true; /* ids are in the vocabulary: only memory can fail */
     }
     for (uint32_t i = 0; params->sampling.logprobs && i < p->n; i++) {
-        add_completion_logprob(c, h->tok, p->ids[i], i == 0 || lp == NULL ? NULL : &lp[i - 1],
-                               params->sampling.n_top > 0);
+        add_completion_logprob(c, h, p->ids[i], i == 0 || lp == NULL ? NULL : &lp[i - 1], params);
     }
 }
 
@@ -179,7 +189,7 @@ void bt_openai_choice_add(struct bt_openai_choice *c, const struct bt_openai_hea
         if (h->chat) {
             add_chat_logprob(c, h->tok, &p->tokens[i]);
         } else {
-            add_completion_logprob(c, h->tok, p->tokens[i].token, &p->tokens[i], s->n_top > 0);
+            add_completion_logprob(c, h, p->tokens[i].token, &p->tokens[i], bt_gen_params(g));
         }
     }
 }

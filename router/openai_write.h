@@ -10,6 +10,7 @@
 #include "proto/inference.h"
 #include "router/api.h"
 #include "router/generate.h"
+#include "text/detok.h"
 #include "text/tokenizer.h"
 
 /* What stays the same in all objects of one answer. */
@@ -27,6 +28,8 @@ struct bt_openai_choice {
     struct bt_buf lp
         [4]; /* completions: lists tokens, token_logprobs, top_logprobs, text_offset; chat: [0] content */
     size_t n_lp;          /* entries in them */
+    struct bt_detok detok; /* over the tokens listed, for their offsets */
+    bool detok_on;
     uint32_t text_offset; /* characters of the tokens so far */
     uint32_t finish;
 };

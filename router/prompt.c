@@ -31,6 +31,9 @@ bool bt_prompt_from_text(const struct bt_prompt_env *env, const char *text, size
 {
     struct bt_ids ids = {0};
 
+    if (len == 0) {
+        return bt_api_fail(e, BT_API_INVALID, "prompt", "prompt: is empty");
+    }
     return encode(env, text, len, add_special ? BT_TOK_ADD_SPECIAL : 0, &ids, "prompt", e) &&
            take_ids(&ids, out);
 }

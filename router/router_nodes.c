@@ -534,8 +534,8 @@ static void node_drop(struct bt_rt_core *c, uint64_t now, struct rt_node *n, con
     node_lost(c, now, n, why);
 }
 
-/* One block with copies of a hello's strings. */
-static bool copy_hello(struct rt_node *n, const struct bt_msg_hello *h)
+/* One block with copies of a hello's strings. Names label metrics: a missing or taken one gets the instance. */
+static bool copy_hello(struct rt_node *n, const struct bt_msg_hello *h, bool name_taken)
 {
     const char *from[] = {h->name,       h->numerics,         h->kv_layout,
                           h->model_name, h->transfer_address, h->backend};
@@ -549,7 +549,7 @@ static bool copy_hello(struct rt_node *n, const struct bt_msg_hello *h)
         len[i] = strnlen(from[i], max);
         total += len[i] + 1;
     }
-    n->strings = bt_calloc(1, total + 32);
+    n->strings = bt_calloc(1, total + RT_NAME_MAX + 16);
     if (n->strings == NULL) {
         return false;
     }
@@ -559,8 +559,9 @@ static bool copy_hello(struct rt_node *n, const struct bt_msg_hello *h)
         *to[i] = n->strings + at;
         at += len[i] + 1;
     }
-    if (n->hello.name[0] == '\0') {
-        snprintf(n->strings + total, 32, "%s-%08x", bt_role_name(h->role), (unsigned)h->instance);
+    if (n->hello.name[0] == '\0' || name_taken) {
+        snprintf(n->strings + total, RT_NAME_MAX + 16, "%s-%08x",
+                 n->hello.name[0] != '\0' ? n->hello.name : bt_role_name(h->role), (unsigned)h->instance);
         n->hello.name = n->strings + total;
     }
     return true;
@@ -609,7 +610,15 @@ static void on_hello(struct bt_rt_core *c, uint64_t now, struct rt_node *n,
             node_drop(c, now, m, "the same instance opened a new session");
         }
     }
-    if (!copy_hello(n, h)) {
+    bool taken = false;
+
+    for (uint32_t i = 0; i < c->n_slots; i++) {
+        const struct rt_node *m = &c->nodes[i];
+
+        taken = taken || (m->session != 0 && m->hello_seen && m->hello.role == h->role &&
+                          strcmp(m->hello.name, h->name) == 0);
+    }
+    if (!copy_hello(n, h, taken)) {
         node_drop(c, now, n, "out of memory");
         return;
     }
