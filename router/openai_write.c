@@ -65,7 +65,8 @@ static void put_bytes(struct bt_buf *b, const struct bt_tokenizer *tok, uint32_t
 }
 
 /* Offsets follow the text as it is made: special tokens have no width, half a character belongs to the token that ends it. */
-static uint32_t next_offset(struct bt_openai_choice *c, const struct bt_openai_head *h, uint32_t id, unsigned flags)
+static uint32_t next_offset(struct bt_openai_choice *c, const struct bt_openai_head *h, uint32_t id,
+                            unsigned flags)
 {
     uint32_t offset = c->text_offset;
     struct bt_buf b = {0};
@@ -128,7 +129,8 @@ static void add_completion_logprob(struct bt_openai_choice *c, const struct bt_o
             put_top_object(&c->lp[LP_TOP], tok, s);
         }
     }
-    bt_buf_addf(&c->lp[LP_OFFSETS], "%u", next_offset(c, h, id, params->echo ? flags : flags | BT_DETOK_CONTINUE));
+    bt_buf_addf(&c->lp[LP_OFFSETS], "%u",
+                next_offset(c, h, id, params->echo ? flags : flags | BT_DETOK_CONTINUE));
     c->n_lp++;
 }
 

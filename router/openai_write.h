@@ -27,7 +27,7 @@ struct bt_openai_choice {
     struct bt_buf text;
     struct bt_buf lp
         [4]; /* completions: lists tokens, token_logprobs, top_logprobs, text_offset; chat: [0] content */
-    size_t n_lp;          /* entries in them */
+    size_t n_lp;           /* entries in them */
     struct bt_detok detok; /* over the tokens listed, for their offsets */
     bool detok_on;
     uint32_t text_offset; /* characters of the tokens so far */

@@ -561,7 +561,8 @@ static bool copy_hello(struct rt_node *n, const struct bt_msg_hello *h, bool nam
     }
     if (n->hello.name[0] == '\0' || name_taken) {
         snprintf(n->strings + total, RT_NAME_MAX + 16, "%s-%08x",
-                 n->hello.name[0] != '\0' ? n->hello.name : bt_role_name(h->role), (unsigned)h->instance);
+                 n->hello.name[0] != '\0' ? n->hello.name : bt_role_name(h->role),
+                 (unsigned)h->instance);
         n->hello.name = n->strings + total;
     }
     return true;
@@ -695,10 +696,12 @@ static void on_peer_state(struct bt_rt_core *c, uint64_t now, struct rt_node *n,
     }
     const char *peer = bt_rt_core_instance_name(c, p->instance);
 
-    bt_rt_log(c, p->reachable ? BT_LOG_INFO : BT_LOG_WARN,
-              bt_rt_say(c, "prefill node %s %s decode node %s%s%s", n->hello.name,
-                        p->reachable ? "reaches" : "cannot reach", peer != NULL ? peer : "(gone)",
-                        p->text[0] != '\0' ? ": " : "", p->text));
+    if (peer != NULL) { /* one that is gone was logged as lost */
+        bt_rt_log(c, p->reachable ? BT_LOG_INFO : BT_LOG_WARN,
+                  bt_rt_say(c, "prefill node %s %s decode node %s%s%s", n->hello.name,
+                            p->reachable ? "reaches" : "cannot reach", peer,
+                            p->text[0] != '\0' ? ": " : "", p->text));
+    }
     nodes_changed(c, now);
 }
 
