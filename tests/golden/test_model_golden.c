@@ -281,7 +281,9 @@ int main(int argc, char **argv)
     if (argc == 3) {
         check_model(argv[1], argv[2], argv[1]);
     } else {
-        printf("%d committed models\n", scan_committed("tests/golden/models"));
+        int n = scan_committed("tests/golden/models");
+        CHECK(n > 0);
+        printf("%d committed models\n", n);
         scan_shared("../shared/data/models", "../shared/data/reference/models");
         check_stories();
         (void)rmdir(bt_temp_dir());
