@@ -1,5 +1,4 @@
-/* The transfer room's front: creation, the commands that other threads queue, the events they read back, and the
- * thread that runs rounds. Owns both queues and the option defaults. Refuses to know wires and greetings. */
+/* The transfer room's front: creation, the events that are read back, and the thread that runs rounds. Owns the events and the option defaults. Refuses to know wires and greetings. */
 
 #include "transfer/xfer.h"
 #include <errno.h>
@@ -67,36 +66,6 @@ void bt_xfer_event_free(struct bt_xfer_event *ev)
     ev->n_bytes = 0;
 }
 
-static enum bt_status command_add(struct bt_xfer *x, struct xfer_cmd *c, bool new_work)
-{
-    bool first, full;
-    pthread_mutex_lock(&x->cmd_mu);
-    first = x->n_cmds == 0;
-    full = new_work && x->n_cmds >= x->o.commands_max;
-    if (!full) {
-        x->n_cmds++;
-        STAILQ_INSERT_TAIL(&x->cmds, c, link);
-    }
-    pthread_mutex_unlock(&x->cmd_mu);
-    if (full) {
-        return BT_ERR_BUSY;
-    }
-    if (first) {
-        xfer_wake(x);
-    }
-    return BT_OK;
-}
-
-static struct xfer_cmd *command_new(enum xfer_cmd_kind kind, uint64_t peer)
-{
-    struct xfer_cmd *c = bt_calloc(1, sizeof(*c));
-    if (c != NULL) {
-        c->kind = kind;
-        c->peer = peer;
-    }
-    return c;
-}
-
 struct xfer_op *xfer_op_get(struct bt_xfer *x)
 {
     struct xfer_op *op = SLIST_FIRST(&x->free_ops);
@@ -111,190 +80,6 @@ struct xfer_op *xfer_op_get(struct bt_xfer *x)
 void xfer_op_put(struct bt_xfer *x, struct xfer_op *op)
 {
     SLIST_INSERT_HEAD(&x->free_ops, op, free_link);
-}
-
-/* ---- commands: any thread ---- */
-
-enum bt_status bt_xfer_connect(struct bt_xfer *x, const char *address, uint64_t instance, uint64_t *peer)
-{
-    struct xfer_cmd *c = command_new(XFER_CMD_CONNECT, 0);
-    struct xfer_peer *p = xfer_peer_alloc(x);
-    enum bt_status st = BT_ERR_NOMEM;
-    if (c == NULL || p == NULL) {
-        goto err;
-    }
-    st = BT_ERR_INVALID;
-    if (strlen(address) >= sizeof(p->address)) {
-        goto err;
-    }
-    snprintf(p->address, sizeof(p->address), "%s", address);
-    p->expect = instance;
-    c->dial = p;
-    uint64_t id = p->id; /* the thread may free p before we return */
-    st = command_add(x, c, true);
-    if (st != BT_OK) {
-        goto err;
-    }
-    *peer = id;
-    return BT_OK;
-err:
-    if (p != NULL) {
-        xfer_peer_free(p);
-    }
-    bt_free(c);
-    return st;
-}
-
-enum bt_status bt_xfer_disconnect(struct bt_xfer *x, uint64_t peer)
-{
-    struct xfer_cmd *c = command_new(XFER_CMD_DISCONNECT, peer);
-    return c == NULL ? BT_ERR_NOMEM : command_add(x, c, false);
-}
-
-enum bt_status bt_xfer_send_ctrl(struct bt_xfer *x, uint64_t peer, const void *data, size_t n)
-{
-    if (n == 0 || n > BT_XFER_CTRL_MAX) {
-        return BT_ERR_INVALID;
-    }
-    struct xfer_cmd *c = command_new(XFER_CMD_CTRL, peer);
-    struct xfer_ctrl *m = bt_alloc(sizeof(*m) + n);
-    enum bt_status st = BT_ERR_NOMEM;
-    if (c != NULL && m != NULL) {
-        m->n = n;
-        memcpy(m->data, data, n);
-        c->ctrl = m;
-        if (atomic_fetch_add(&x->ctrl_out_bytes, n) + n > x->o.ctrl_bytes_max) {
-            st = BT_ERR_BUSY;
-        } else {
-            st = command_add(x, c, true);
-        }
-        if (st != BT_OK) {
-            atomic_fetch_sub(&x->ctrl_out_bytes, n);
-        }
-    }
-    if (st != BT_OK) {
-        bt_free(m);
-        bt_free(c);
-    }
-    return st;
-}
-
-enum bt_status bt_xfer_land_open(struct bt_xfer *x, const struct bt_xfer_landing *d)
-{
-    struct xfer_landing *l = NULL;
-    if (atomic_fetch_add(&x->n_landings, 1) >= x->o.landings_max) {
-        atomic_fetch_sub(&x->n_landings, 1);
-        return BT_ERR_BUSY;
-    }
-    struct xfer_cmd *c = command_new(XFER_CMD_LAND_OPEN, d->peer);
-    enum bt_status st = c == NULL ? BT_ERR_NOMEM : xfer_landing_make(d, &l);
-    if (st == BT_OK) {
-        c->landing = l;
-        st = command_add(x, c, true);
-    }
-    if (st != BT_OK) {
-        if (l != NULL) {
-            xfer_landing_free(l);
-        }
-        bt_free(c);
-        atomic_fetch_sub(&x->n_landings, 1);
-    }
-    return st;
-}
-
-static enum bt_status ref_command(struct bt_xfer *x, enum xfer_cmd_kind kind, const uint8_t *ticket,
-                                  uint64_t generation, const uint64_t *n_shares)
-{
-    struct xfer_cmd *c = command_new(kind, 0);
-    if (c == NULL) {
-        return BT_ERR_NOMEM;
-    }
-    memcpy(c->ref.ticket, ticket, BT_XFER_TICKET_BYTES);
-    c->ref.generation = generation;
-    if (n_shares != NULL) {
-        memcpy(c->ref.n_shares, n_shares, sizeof(c->ref.n_shares));
-    }
-    return command_add(x, c, false);
-}
-
-enum bt_status bt_xfer_land_expect(struct bt_xfer *x, const uint8_t ticket[BT_XFER_TICKET_BYTES],
-                                   uint64_t generation, const uint64_t n_shares[BT_XFER_GROUPS_MAX])
-{
-    return ref_command(x, XFER_CMD_LAND_EXPECT, ticket, generation, n_shares);
-}
-
-enum bt_status bt_xfer_land_close(struct bt_xfer *x, const uint8_t ticket[BT_XFER_TICKET_BYTES],
-                                  uint64_t generation)
-{
-    return ref_command(x, XFER_CMD_LAND_CLOSE, ticket, generation, NULL);
-}
-
-enum bt_status bt_xfer_push_cancel(struct bt_xfer *x, const uint8_t ticket[BT_XFER_TICKET_BYTES])
-{
-    return ref_command(x, XFER_CMD_CANCEL, ticket, 0, NULL);
-}
-
-static bool push_valid(const struct bt_xfer_push *d)
-{
-    return d->page_layer_bytes > 0 && d->page_layer_bytes <= BT_XFER_SHARE_MAX && d->n_pages <= BT_XFER_PAGES_MAX &&
-           d->n_layers <= 4096 && d->layer <= 4096 && d->group < BT_XFER_GROUPS_MAX &&
-           d->first_page <= UINT32_MAX - BT_XFER_PAGES_MAX &&
-           (d->n_pages == 0 || (d->base != NULL && d->page_ids != NULL));
-}
-
-/* Copies d with its arrays behind the struct. */
-static struct xfer_push *push_new(const struct bt_xfer_push *d)
-{
-    size_t n = d->n_pages;
-    size_t n_ids = n * (d->page_index != NULL ? 2 : 1);
-    struct xfer_push *pu = bt_calloc(1, sizeof(*pu) + n_ids * sizeof(uint32_t));
-    if (pu == NULL) {
-        return NULL;
-    }
-    pu->done = bt_calloc(1, sizeof(*pu->done));
-    if (pu->done == NULL) {
-        bt_free(pu);
-        return NULL;
-    }
-    pu->d = *d;
-    if (n > 0) {
-        memcpy(pu->ids, d->page_ids, n * sizeof(uint32_t));
-        if (d->page_index != NULL) {
-            memcpy(pu->ids + n, d->page_index, n * sizeof(uint32_t));
-        }
-    }
-    pu->d.page_ids = pu->ids;
-    pu->d.page_index = d->page_index != NULL ? pu->ids + n : NULL;
-    pu->n_total = (uint64_t)d->n_layers * d->n_pages;
-    return pu;
-}
-
-static void push_free(struct xfer_push *pu)
-{
-    bt_free(pu->done);
-    bt_free(pu);
-}
-
-enum bt_status bt_xfer_push(struct bt_xfer *x, const struct bt_xfer_push *d)
-{
-    if (!push_valid(d)) {
-        return BT_ERR_INVALID;
-    }
-    struct xfer_cmd *c = command_new(XFER_CMD_PUSH, d->peer);
-    struct xfer_push *pu = push_new(d);
-    enum bt_status st = BT_ERR_NOMEM;
-    if (c != NULL && pu != NULL) {
-        pu->call_ns = x->o.manual ? 0 : bt_clock_ns();
-        c->push = pu;
-        st = command_add(x, c, true);
-    }
-    if (st != BT_OK) {
-        if (pu != NULL) {
-            push_free(pu);
-        }
-        bt_free(c);
-    }
-    return st;
 }
 
 void bt_xfer_stats(struct bt_xfer *x, struct bt_xfer_stats *out)
@@ -353,18 +138,6 @@ static void command_run(struct bt_xfer *x, struct xfer_cmd *c)
     bt_free(c);
 }
 
-static struct xfer_cmd *command_take(struct bt_xfer *x)
-{
-    pthread_mutex_lock(&x->cmd_mu);
-    struct xfer_cmd *c = STAILQ_FIRST(&x->cmds);
-    if (c != NULL) {
-        STAILQ_REMOVE_HEAD(&x->cmds, link);
-        x->n_cmds--;
-    }
-    pthread_mutex_unlock(&x->cmd_mu);
-    return c;
-}
-
 static void publish_stats(struct bt_xfer *x)
 {
     struct xfer_peer *p;
@@ -388,7 +161,7 @@ static bool round_run(struct bt_xfer *x, uint64_t *deadline)
     struct xfer_cmd *c;
     struct xfer_peer *p;
 
-    for (unsigned n = 0; n < COMMANDS_PER_ROUND && (c = command_take(x)) != NULL; n++) {
+    for (unsigned n = 0; n < COMMANDS_PER_ROUND && (c = xfer_command_take(x)) != NULL; n++) {
         command_run(x, c);
         did = true;
     }
@@ -476,7 +249,8 @@ static void set_default(uint64_t *v, uint64_t dflt)
     }
 }
 
-static enum bt_status options_fill(struct bt_xfer *x, const struct bt_xfer_opts *o, struct bt_err *err)
+static enum bt_status options_fill(struct bt_xfer *x, const struct bt_xfer_opts *o,
+                                   struct bt_err *err)
 {
     const char *fp = o->fingerprint != NULL ? o->fingerprint : "";
     const char *layout = o->layout != NULL ? o->layout : "";
@@ -485,14 +259,17 @@ static enum bt_status options_fill(struct bt_xfer *x, const struct bt_xfer_opts 
     }
     if (strlen(fp) >= BT_XFER_NAME_MAX || strlen(layout) >= BT_XFER_NAME_MAX ||
         (o->tls != NULL && strlen(o->tls) >= sizeof(x->tls))) {
-        return bt_err_set(err, BT_ERR_INVALID, "transfer: fingerprint, layout or transport list too long");
+        return bt_err_set(err, BT_ERR_INVALID,
+                          "transfer: fingerprint, layout or transport list too long");
     }
     if (o->test_page_bytes > (1u << 20)) {
-        return bt_err_set(err, BT_ERR_INVALID, "transfer: test page of %zu bytes, 1 MiB is the limit",
+        return bt_err_set(err, BT_ERR_INVALID,
+                          "transfer: test page of %zu bytes, 1 MiB is the limit",
                           o->test_page_bytes);
     }
     if (o->manual && o->hub == NULL) {
-        return bt_err_set(err, BT_ERR_INVALID, "transfer: manual mode is for the loopback hub only");
+        return bt_err_set(err, BT_ERR_INVALID,
+                          "transfer: manual mode is for the loopback hub only");
     }
     x->o = *o;
     snprintf(x->fingerprint, sizeof(x->fingerprint), "%s", fp);
@@ -512,7 +289,8 @@ static enum bt_status options_fill(struct bt_xfer *x, const struct bt_xfer_opts 
     return BT_OK;
 }
 
-enum bt_status bt_xfer_create(const struct bt_xfer_opts *opts, struct bt_xfer **out, struct bt_err *err)
+enum bt_status bt_xfer_create(const struct bt_xfer_opts *opts, struct bt_xfer **out,
+                              struct bt_err *err)
 {
     struct bt_xfer *x = bt_calloc(1, sizeof(*x));
     if (x == NULL) {
@@ -561,28 +339,6 @@ err_free:
     return st;
 }
 
-/* Commands that were never run. */
-static void command_drop(struct xfer_cmd *c)
-{
-    switch (c->kind) {
-    case XFER_CMD_CONNECT:
-        xfer_peer_free(c->dial);
-        break;
-    case XFER_CMD_CTRL:
-        bt_free(c->ctrl);
-        break;
-    case XFER_CMD_LAND_OPEN:
-        xfer_landing_free(c->landing);
-        break;
-    case XFER_CMD_PUSH:
-        push_free(c->push);
-        break;
-    default:
-        break;
-    }
-    bt_free(c);
-}
-
 static void free_landings(struct bt_xfer *x)
 {
     struct xfer_landing *l;
@@ -612,8 +368,8 @@ void bt_xfer_destroy(struct bt_xfer *x)
         xfer_wake(x);
         pthread_join(x->thread, NULL);
     }
-    while ((c = command_take(x)) != NULL) {
-        command_drop(c);
+    while ((c = xfer_command_take(x)) != NULL) {
+        xfer_command_drop(c);
     }
     free_landings(x);
     while (bt_xfer_poll(x, &ev)) {

@@ -29,17 +29,17 @@
 
 #define BT_XFER_TICKET_BYTES 16
 #define BT_XFER_GROUPS_MAX   8
-#define BT_XFER_CTRL_MAX     (64u * 1024)   /* bytes of one control message */
-#define BT_XFER_PAGES_MAX    (1u << 20)     /* pages in one group's table, and in one push */
-#define BT_XFER_SHARE_MAX    (64u << 20)    /* bytes of one share */
-#define BT_XFER_NAME_MAX     256            /* fingerprint and layout strings, with the NUL */
-#define BT_XFER_NO_PAGE      UINT32_MAX     /* in a landing's page_ids: not wanted, refused if it comes */
+#define BT_XFER_CTRL_MAX     (64u * 1024) /* bytes of one control message */
+#define BT_XFER_PAGES_MAX    (1u << 20)   /* pages in one group's table, and in one push */
+#define BT_XFER_SHARE_MAX    (64u << 20)  /* bytes of one share */
+#define BT_XFER_NAME_MAX     256          /* fingerprint and layout strings, with the NUL */
+#define BT_XFER_NO_PAGE      UINT32_MAX /* in a landing's page_ids: not wanted, refused if it comes */
 
 struct bt_xfer;
 struct bt_xfer_hub; /* transfer/xfer_loop.h: the loopback twin */
 
 enum bt_xfer_proto {
-    BT_XFER_PROTO_AUTO,  /* rendezvous over RDMA, else eager */
+    BT_XFER_PROTO_AUTO, /* rendezvous over RDMA, else eager */
     BT_XFER_PROTO_EAGER,
     BT_XFER_PROTO_RNDV,
 };
@@ -47,8 +47,10 @@ enum bt_xfer_proto {
 /* Zero means the default everywhere. Strings are borrowed for the call. */
 struct bt_xfer_opts {
     struct bt_xfer_hub *hub; /* not NULL: loopback inside this process; else UCX */
-    const char *listen;      /* "HOST:PORT", "[V6]:PORT", port 0 = choose; hub: "loop:NAME"; NULL: dial only */
-    const char *tls;         /* NULL or "auto": shared memory where `listen` or the address dialled is a loopback
+    const char
+        *listen; /* "HOST:PORT", "[V6]:PORT", port 0 = choose; hub: "loop:NAME"; NULL: dial only */
+    const char
+        *tls; /* NULL or "auto": shared memory where `listen` or the address dialled is a loopback
                               * address, else what UCX finds best but shared memory (RDMA, else TCP); "tcp"; "shm":
                               * shared memory where the peer is on this machine, else TCP; else a UCX_TLS list,
                               * verbatim. The two sides must agree. */
@@ -60,21 +62,25 @@ struct bt_xfer_opts {
     uint64_t heartbeat_ns;       /* 250 ms */
     uint64_t lease_ns;           /* 3 s: silence after which a peer is down */
     uint64_t connect_timeout_ns; /* 5 s: dial to PEER_UP */
-    uint64_t stall_ns;           /* 30 s: sends or receives of a peer without progress; then it is reset */
-    size_t window_bytes;         /* page bytes in flight per peer; 4 MiB. At least one share is always sent */
-    size_t test_page_bytes;      /* size of the checked test page; 64 KiB; at most 1 MiB */
-    uint32_t peers_max;          /* 256 */
-    uint32_t landings_max;       /* 4096 */
-    uint32_t commands_max;       /* 4096 */
-    size_t ctrl_bytes_max;       /* 32 MiB: control bytes waiting, in and out each */
+    uint64_t stall_ns; /* 30 s: sends or receives of a peer without progress; then it is reset */
+    size_t
+        window_bytes; /* page bytes in flight per peer; 4 MiB. At least one share is always sent */
+    size_t test_page_bytes; /* size of the checked test page; 64 KiB; at most 1 MiB */
+    uint32_t peers_max;     /* 256 */
+    uint32_t landings_max;  /* 4096 */
+    uint32_t commands_max;  /* 4096 */
+    size_t ctrl_bytes_max;  /* 32 MiB: control bytes waiting, in and out each */
 
     /* Called on the transfer thread after events were queued; must be short and thread-safe (uv_async_send).
-     * Calls coalesce: after one, poll until false. NULL: the caller polls by itself. */
+     * Calls coalesce: after one, poll until false. May come until bt_xfer_destroy()
+     * returns. NULL: the caller polls by itself. */
     void (*wake)(void *arg);
     void *wake_arg;
 
-    bool checksum; /* P: hash every share, D verifies what carries a hash; a wrong one resets the connection */
-    bool manual;   /* hub only: no thread; the owner calls bt_xfer_step() and time is what it passes */
+    bool
+        checksum; /* P: hash every share, D verifies what carries a hash; a wrong one resets the connection */
+    bool
+        manual; /* hub only: no thread; the owner calls bt_xfer_step() and time is what it passes */
 };
 
 /* Starts the thread. *out is set on BT_OK only. BT_ERR_INVALID: option out of range, or address not usable;
@@ -91,7 +97,7 @@ const char *bt_xfer_address(const struct bt_xfer *x);
 
 /* Helpers for the address that is told to others. */
 bool bt_xfer_address_is_loopback(const char *address); /* 127.0.0.0/8, ::1, loop:NAME */
-bool bt_xfer_address_is_any(const char *address);      /* 0.0.0.0, :: : not reachable by that name */
+bool bt_xfer_address_is_any(const char *address); /* 0.0.0.0, :: : not reachable by that name */
 
 /* ---- peers ---- */
 
@@ -107,7 +113,8 @@ enum bt_status bt_xfer_disconnect(struct bt_xfer *x, uint64_t peer) BT_NODISCARD
 
 /* Copies n bytes (1 .. BT_XFER_CTRL_MAX) and sends them. Delivered exactly once while the connection lives, in
  * any order; lost with the connection (then PEER_DOWN comes or has come). BT_ERR_BUSY: too much is waiting. */
-enum bt_status bt_xfer_send_ctrl(struct bt_xfer *x, uint64_t peer, const void *data, size_t n) BT_NODISCARD;
+enum bt_status bt_xfer_send_ctrl(struct bt_xfer *x, uint64_t peer, const void *data,
+                                 size_t n) BT_NODISCARD;
 
 /* ---- landing: D ---- */
 
@@ -122,8 +129,9 @@ struct bt_xfer_land_group {
     size_t page_layer_bytes; /* 1 .. BT_XFER_SHARE_MAX: every share of this group has this size */
     uint32_t n_layers;
     uint32_t first_page;
-    uint32_t n_pages;         /* 0 is legal */
-    const uint32_t *page_ids; /* [n_pages], copied; BT_XFER_NO_PAGE: hole (cached here, or outside the window) */
+    uint32_t n_pages; /* 0 is legal */
+    const uint32_t *
+        page_ids; /* [n_pages], copied; BT_XFER_NO_PAGE: hole (cached here, or outside the window) */
 };
 
 struct bt_xfer_landing {
@@ -143,7 +151,8 @@ enum bt_status bt_xfer_land_open(struct bt_xfer *x, const struct bt_xfer_landing
  * legal). LAND_FULL follows when the counts are reached and no receive is in flight; nothing is accepted after.
  * Its status is BT_ERR_PROTOCOL if more came than expected. Called again: the new counts replace the old. */
 enum bt_status bt_xfer_land_expect(struct bt_xfer *x, const uint8_t ticket[BT_XFER_TICKET_BYTES],
-                                   uint64_t generation, const uint64_t n_shares[BT_XFER_GROUPS_MAX]) BT_NODISCARD;
+                                   uint64_t generation,
+                                   const uint64_t n_shares[BT_XFER_GROUPS_MAX]) BT_NODISCARD;
 
 /* From when the transfer thread sees it, nothing more is accepted; LAND_CLOSED follows once no receive into the
  * pages is in flight (a receive that does not end within stall_ns is ended by resetting the connection). Every
@@ -181,17 +190,18 @@ struct bt_xfer_push {
 enum bt_status bt_xfer_push(struct bt_xfer *x, const struct bt_xfer_push *p) BT_NODISCARD;
 /* Drops what has not left of all pushes of the ticket, on every peer. Their PUSHED still comes, when the sends in
  * flight (at most the window) have ended. */
-enum bt_status bt_xfer_push_cancel(struct bt_xfer *x, const uint8_t ticket[BT_XFER_TICKET_BYTES]) BT_NODISCARD;
+enum bt_status bt_xfer_push_cancel(struct bt_xfer *x,
+                                   const uint8_t ticket[BT_XFER_TICKET_BYTES]) BT_NODISCARD;
 
 /* ---- events ---- */
 
 enum bt_xfer_event_kind {
-    BT_XFER_PEER_UP,     /* peer, instance, incoming, text: transport, e.g. "tcp/lo" or "posix/memory+cma/memory" */
-    BT_XFER_PEER_DOWN,   /* peer, instance (0 if never known), status, text: reason. Nothing of this peer follows
+    BT_XFER_PEER_UP, /* peer, instance, incoming, text: transport, e.g. "tcp/lo" or "posix/memory+cma/memory" */
+    BT_XFER_PEER_DOWN, /* peer, instance (0 if never known), status, text: reason. Nothing of this peer follows
                           * but PUSHED and LAND_CLOSED. status: PEER_LOST, TIMEOUT (lease, connect, stall),
                           * PROTOCOL (refused: instance, fingerprint, layout, version, test page), CANCELLED */
-    BT_XFER_CTRL,        /* peer, instance, data, n_bytes: owned by the event until bt_xfer_event_free() */
-    BT_XFER_LANDED,      /* landing fields; coalesced: at most one is queued per landing, with the newest counts */
+    BT_XFER_CTRL, /* peer, instance, data, n_bytes: owned by the event until bt_xfer_event_free() */
+    BT_XFER_LANDED, /* landing fields; coalesced: at most one is queued per landing, with the newest counts */
     BT_XFER_LAND_FULL,   /* landing fields, status */
     BT_XFER_LAND_CLOSED, /* landing fields, status */
     BT_XFER_PUSHED,      /* tag, ticket, generation, peer, bytes (sent), status */
@@ -214,7 +224,8 @@ struct bt_xfer_event {
     uint32_t n_groups;
     uint64_t n_shares[BT_XFER_GROUPS_MAX]; /* received so far */
     uint64_t bytes;
-    uint64_t move_ns; /* LANDED, LAND_FULL: first to last arrival; PUSHED: from the call to the last completion */
+    uint64_t
+        move_ns; /* LANDED, LAND_FULL: first to last arrival; PUSHED: from the call to the last completion */
 
     uint64_t tag;
 };
@@ -229,14 +240,14 @@ struct bt_xfer_stats {
     uint64_t bytes_sent, shares_sent;         /* completed sends of shares */
     uint64_t bytes_received, shares_received; /* placed and counted */
     uint64_t ctrl_sent, ctrl_received;
-    uint64_t pushes;                      /* PUSHED events made */
-    uint64_t post_ns;                     /* time spent handing shares to the transport */
-    uint64_t move_ns;                     /* sum over pushes: call to last completion */
+    uint64_t pushes;  /* PUSHED events made */
+    uint64_t post_ns; /* time spent handing shares to the transport */
+    uint64_t move_ns; /* sum over pushes: call to last completion */
     /* dropped shares, by reason */
-    uint64_t drop_unknown;   /* no open landing with that ticket (stale, closed, never opened) */
-    uint64_t drop_generation;/* ticket open, generation not */
-    uint64_t drop_peer;      /* landing belongs to another connection */
-    uint64_t drop_range;     /* group, layer, page, hole, size */
+    uint64_t drop_unknown;    /* no open landing with that ticket (stale, closed, never opened) */
+    uint64_t drop_generation; /* ticket open, generation not */
+    uint64_t drop_peer;       /* landing belongs to another connection */
+    uint64_t drop_range;      /* group, layer, page, hole, size */
     uint64_t drop_duplicate;
     uint64_t drop_checksum;
     uint64_t drop_malformed; /* any message that does not parse or comes out of turn */
@@ -244,7 +255,8 @@ struct bt_xfer_stats {
     uint64_t fail_peer_lost, fail_lease, fail_stall, fail_connect, fail_refused;
     uint64_t fail_sends, fail_receives;
     /* now: all zero when idle */
-    uint64_t peers_up, landings_open, pushes_open, sends_in_flight, receives_in_flight, ctrl_bytes_waiting;
+    uint64_t peers_up, landings_open, pushes_open, sends_in_flight, receives_in_flight,
+        ctrl_bytes_waiting;
 };
 
 /* A consistent recent copy (at most one round of the thread old). Any thread. */

@@ -35,22 +35,23 @@ static bool split(const char *text, char *host, size_t cap, const char **port)
     return **port != 0 && strspn(*port, "0123456789") == strlen(*port) && strlen(*port) <= 5;
 }
 
-enum bt_status xfer_addr_parse(const char *text, bool resolve, struct sockaddr_storage *out, uint32_t *len,
-                               struct bt_err *err)
+enum bt_status xfer_addr_parse(const char *text, bool resolve, struct sockaddr_storage *out,
+                               uint32_t *len, struct bt_err *err)
 {
     char host[256];
     const char *port;
     if (!split(text, host, sizeof(host), &port)) {
         return bt_err_set(err, BT_ERR_INVALID, "transfer address \"%s\": want HOST:PORT", text);
     }
-    struct addrinfo hints = { .ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV };
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV};
     struct addrinfo *found = NULL;
     if (!resolve) {
         hints.ai_flags |= AI_NUMERICHOST;
     }
     int rc = getaddrinfo(host, port, &hints, &found);
     if (rc != 0) {
-        return bt_err_set(err, BT_ERR_INVALID, "transfer address \"%s\": %s", text, gai_strerror(rc));
+        return bt_err_set(err, BT_ERR_INVALID, "transfer address \"%s\": %s", text,
+                          gai_strerror(rc));
     }
     memset(out, 0, sizeof(*out));
     memcpy(out, found->ai_addr, found->ai_addrlen);

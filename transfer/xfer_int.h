@@ -63,13 +63,13 @@ struct xfer_ctrl {
 struct xfer_op {
     SLIST_ENTRY(xfer_op) free_link;
     struct xfer_peer *peer;
-    struct xfer_push *push;     /* send of a share */
+    struct xfer_push *push;       /* send of a share */
     struct xfer_landing *landing; /* receive of a share */
-    void *owned;                /* freed when the op ends */
-    const uint8_t *data;        /* payload of a send, destination of a receive */
+    void *owned;                  /* freed when the op ends */
+    const uint8_t *data;          /* payload of a send, destination of a receive */
     size_t bytes;
     bool is_test;
-    struct xfer_head head;      /* of a receive */
+    struct xfer_head head; /* of a receive */
     uint8_t wire[XFER_HEAD_BYTES];
 };
 SLIST_HEAD(xfer_ops_free, xfer_op);
@@ -77,12 +77,12 @@ SLIST_HEAD(xfer_ops_free, xfer_op);
 /* ---- peers ---- */
 
 enum xfer_peer_state {
-    PEER_DIALING,  /* P: HELLO sent, or waiting for the wire */
-    PEER_GREETED,  /* D: connection there, HELLO not yet */
-    PEER_TESTING,  /* HELLO and WELCOME exchanged; the test page is on its way */
+    PEER_DIALING, /* P: HELLO sent, or waiting for the wire */
+    PEER_GREETED, /* D: connection there, HELLO not yet */
+    PEER_TESTING, /* HELLO and WELCOME exchanged; the test page is on its way */
     PEER_UP,
-    PEER_REFUSED,  /* REFUSE sent; the other side closes, or we do after a while */
-    PEER_CLOSING,  /* the wire is being closed; sends and receives end */
+    PEER_REFUSED, /* REFUSE sent; the other side closes, or we do after a while */
+    PEER_CLOSING, /* the wire is being closed; sends and receives end */
 };
 
 TAILQ_HEAD(xfer_pushes, xfer_push);
@@ -92,23 +92,23 @@ struct xfer_peer {
     uint64_t id;
     enum xfer_peer_state state;
     bool incoming;
-    bool conn_open;     /* the wire's part exists */
-    bool conn_closing;  /* ops->close was called */
-    uint64_t instance;  /* 0 until known */
-    uint64_t expect;    /* dialled: whom we want */
+    bool conn_open;    /* the wire's part exists */
+    bool conn_closing; /* ops->close was called */
+    uint64_t instance; /* 0 until known */
+    uint64_t expect;   /* dialled: whom we want */
     uint32_t version;
-    void *conn;         /* the wire's */
+    void *conn;            /* the wire's */
     enum bt_status broken; /* set by the wire; acted on by the round */
     uint64_t born_ns, rx_ns, ping_ns, progress_ns, closing_ns;
     bool ping_in_flight;
     bool want_rndv;
-    size_t window_used; /* share bytes in flight */
-    uint32_t n_sends, n_recvs;       /* in flight, of any kind */
+    size_t window_used;        /* share bytes in flight */
+    uint32_t n_sends, n_recvs; /* in flight, of any kind */
     uint32_t n_share_sends, n_share_recvs;
-    struct xfer_pushes queued;  /* shares left to send */
-    struct xfer_pushes posted;  /* all sent, some in flight */
+    struct xfer_pushes queued;   /* shares left to send */
+    struct xfer_pushes posted;   /* all sent, some in flight */
     struct xfer_node *up, *down; /* reserved events; NULL once used */
-    uint8_t *test_page;         /* D: receive buffer */
+    uint8_t *test_page;          /* D: receive buffer */
     char address[80];
 };
 TAILQ_HEAD(xfer_peers, xfer_peer);
@@ -159,6 +159,13 @@ enum xfer_take {
     XFER_RECV,  /* receive into op->data, op->bytes; then xfer_received(op) */
 };
 
+/* What carries a connection. */
+struct xfer_transport {
+    char text[200];      /* as in PEER_UP */
+    bool rndv;           /* under PROTO_AUTO shares go by rendezvous */
+    const char *warning; /* why it is a poor choice, or NULL */
+};
+
 /* A wire. All on the transfer thread, except open (creator, before the thread exists). None blocks but `wait`.
  * The wire calls back: xfer_incoming, xfer_frame, xfer_sent, xfer_received, xfer_broken, xfer_closed. */
 struct xfer_ops {
@@ -176,8 +183,7 @@ struct xfer_ops {
     bool (*progress)(struct bt_xfer *x);
     /* Sleeps until the wire, xfer_wake() or the time. May return early. */
     void (*wait)(struct bt_xfer *x, uint64_t timeout_ns);
-    /* Names the transport in use; *rndv: whether shares should go by rendezvous under PROTO_AUTO. */
-    void (*describe)(struct bt_xfer *x, struct xfer_peer *p, char *text, size_t cap, bool *rndv);
+    void (*describe)(struct bt_xfer *x, struct xfer_peer *p, struct xfer_transport *t);
     /* NULL, or: true while the whole instance must stand still (fault injection). */
     bool (*frozen)(struct bt_xfer *x);
 };
@@ -186,7 +192,7 @@ extern const struct xfer_ops xfer_loop_ops;
 
 struct bt_xfer {
     const struct xfer_ops *ops;
-    void *wire; /* the wire's state */
+    void *wire;            /* the wire's state */
     struct bt_xfer_opts o; /* defaults filled in; strings below */
     char fingerprint[BT_XFER_NAME_MAX], layout[BT_XFER_NAME_MAX], tls[256];
     char address[80];
@@ -219,19 +225,26 @@ struct bt_xfer {
 };
 
 /* xfer.c */
-void xfer_wake(struct bt_xfer *x); /* any thread */
+void xfer_wake(struct bt_xfer *x);                       /* any thread */
 void xfer_event(struct bt_xfer *x, struct xfer_node *n); /* takes n unless n->keep */
 struct xfer_op *xfer_op_get(struct bt_xfer *x);          /* zeroed; NULL: no memory */
 void xfer_op_put(struct bt_xfer *x, struct xfer_op *op);
 
-/* xfer_peer.c: called by the wire */
-struct xfer_peer *xfer_incoming(struct bt_xfer *x, void *conn, const char *from); /* NULL: refused */
+/* xfer_calls.c */
+struct xfer_cmd *xfer_command_take(struct bt_xfer *x);
+void xfer_command_drop(struct xfer_cmd *c); /* one that is never run */
+
+/* xfer_peer.c, xfer_recv.c: called by the wire */
+struct xfer_peer *xfer_incoming(struct bt_xfer *x, void *conn,
+                                const char *from); /* NULL: refused */
 /* data NULL: rendezvous, the payload is elsewhere. XFER_RECV sets *op. */
-enum xfer_take xfer_frame(struct bt_xfer *x, struct xfer_peer *p, const uint8_t *head, size_t head_bytes,
-                          const uint8_t *data, size_t bytes, struct xfer_op **op);
+enum xfer_take xfer_frame(struct bt_xfer *x, struct xfer_peer *p, const uint8_t *head,
+                          size_t head_bytes, const uint8_t *data, size_t bytes,
+                          struct xfer_op **op);
 void xfer_sent(struct bt_xfer *x, struct xfer_op *op, enum bt_status st);
 void xfer_received(struct bt_xfer *x, struct xfer_op *op, enum bt_status st);
-void xfer_broken(struct bt_xfer *x, struct xfer_peer *p, enum bt_status st); /* st: why; acted on later */
+void xfer_broken(struct bt_xfer *x, struct xfer_peer *p,
+                 enum bt_status st); /* st: why; acted on later */
 void xfer_closed(struct bt_xfer *x, struct xfer_peer *p);
 
 /* xfer_peer.c: called by the round */
@@ -242,7 +255,22 @@ void xfer_peer_dial(struct bt_xfer *x, struct xfer_peer *p);
 void xfer_peer_down(struct bt_xfer *x, struct xfer_peer *p, enum bt_status st, const char *why);
 /* Timers, broken wires and freeing; returns the next deadline. *did: something changed. */
 uint64_t xfer_peers_tick(struct bt_xfer *x, bool *did);
-void xfer_peer_send(struct bt_xfer *x, struct xfer_peer *p, enum xfer_kind kind, void *owned, size_t n);
+/* A message with a payload from bt_alloc (taken; a CTRL's is a struct xfer_ctrl) or none. */
+void xfer_peer_send(struct bt_xfer *x, struct xfer_peer *p, enum xfer_kind kind, void *owned,
+                    size_t n);
+void xfer_send_message(struct bt_xfer *x, struct xfer_peer *p, struct xfer_head *h, void *owned,
+                       const uint8_t *data, size_t n);
+void xfer_peer_up(struct bt_xfer *x, struct xfer_peer *p);
+
+/* xfer_greet.c */
+void xfer_greet_start(struct bt_xfer *x, struct xfer_peer *p); /* P, when it has dialled */
+void xfer_greet_hello(struct bt_xfer *x, struct xfer_peer *p, const struct xfer_head *h,
+                      const uint8_t *data);
+void xfer_greet_welcome(struct bt_xfer *x, struct xfer_peer *p, const struct xfer_head *h);
+void xfer_greet_page(struct bt_xfer *x, struct xfer_peer *p, const struct xfer_head *h,
+                     const uint8_t *page);
+void xfer_greet_refused(struct bt_xfer *x, struct xfer_peer *p, const struct xfer_head *h,
+                        const uint8_t *data);
 
 /* xfer_push.c */
 void xfer_push_start(struct bt_xfer *x, struct xfer_push *pu);
@@ -252,20 +280,23 @@ void xfer_push_cancel_ticket(struct bt_xfer *x, const uint8_t *ticket);
 void xfer_push_fail_peer(struct bt_xfer *x, struct xfer_peer *p);
 
 /* xfer_land.c */
-enum bt_status xfer_landing_make(const struct bt_xfer_landing *l, struct xfer_landing **out); /* any thread */
+enum bt_status xfer_landing_make(const struct bt_xfer_landing *l,
+                                 struct xfer_landing **out); /* any thread */
 void xfer_landing_free(struct xfer_landing *l);
 void xfer_land_add(struct bt_xfer *x, struct xfer_landing *l);
 void xfer_land_expect_cmd(struct bt_xfer *x, const struct xfer_cmd *c);
 void xfer_land_close_cmd(struct bt_xfer *x, const struct xfer_cmd *c);
 /* Where a share goes; NULL: dropped and counted. On success it counts as in flight until xfer_land_done. */
-struct xfer_landing *xfer_land_begin(struct bt_xfer *x, uint64_t peer, const struct xfer_head *h, uint8_t **dst);
-void xfer_land_done(struct bt_xfer *x, struct xfer_landing *l, const struct xfer_head *h, enum bt_status st);
+struct xfer_landing *xfer_land_begin(struct bt_xfer *x, uint64_t peer, const struct xfer_head *h,
+                                     uint8_t **dst);
+void xfer_land_done(struct bt_xfer *x, struct xfer_landing *l, const struct xfer_head *h,
+                    enum bt_status st);
 
 /* xfer_addr.c */
 struct sockaddr_storage;
 /* "1.2.3.4:5" or "[::1]:5"; numeric only unless resolve. *len: of the address. */
-enum bt_status xfer_addr_parse(const char *text, bool resolve, struct sockaddr_storage *out, uint32_t *len,
-                               struct bt_err *err);
+enum bt_status xfer_addr_parse(const char *text, bool resolve, struct sockaddr_storage *out,
+                               uint32_t *len, struct bt_err *err);
 void xfer_addr_format(const struct sockaddr_storage *a, char *text, size_t cap);
 
 #endif

@@ -10,10 +10,12 @@
 static enum bt_status group_init(struct xfer_land_group *g, const struct bt_xfer_land_group *d)
 {
     size_t bits, bytes, span;
-    if (d->page_layer_bytes == 0 || d->page_layer_bytes > BT_XFER_SHARE_MAX || d->n_pages > BT_XFER_PAGES_MAX ||
-        d->n_layers == 0 || d->n_layers > 4096 || d->first_page > UINT32_MAX - BT_XFER_PAGES_MAX ||
+    if (d->page_layer_bytes == 0 || d->page_layer_bytes > BT_XFER_SHARE_MAX ||
+        d->n_pages > BT_XFER_PAGES_MAX || d->n_layers == 0 || d->n_layers > 4096 ||
+        d->first_page > UINT32_MAX - BT_XFER_PAGES_MAX ||
         (d->n_pages > 0 && (d->base == NULL || d->page_ids == NULL)) ||
-        !bt_mul_size(d->n_layers, d->layer_stride, &span) || !bt_mul_size(d->n_layers, d->n_pages, &bits)) {
+        !bt_mul_size(d->n_layers, d->layer_stride, &span) ||
+        !bt_mul_size(d->n_layers, d->n_pages, &bits)) {
         return BT_ERR_INVALID;
     }
     g->d = *d;
@@ -75,8 +77,8 @@ void xfer_landing_free(struct xfer_landing *l)
     bt_free(l);
 }
 
-static void fill_event(struct xfer_landing *l, struct bt_xfer_event *ev, enum bt_xfer_event_kind kind,
-                       enum bt_status st)
+static void fill_event(struct xfer_landing *l, struct bt_xfer_event *ev,
+                       enum bt_xfer_event_kind kind, enum bt_status st)
 {
     ev->kind = kind;
     ev->status = st;
@@ -113,7 +115,8 @@ static struct xfer_landing *find(struct bt_xfer *x, const uint8_t *ticket)
     return (struct xfer_landing *)(uintptr_t)v;
 }
 
-static struct xfer_landing *find_exact(struct bt_xfer *x, const uint8_t *ticket, uint64_t generation)
+static struct xfer_landing *find_exact(struct bt_xfer *x, const uint8_t *ticket,
+                                       uint64_t generation)
 {
     struct xfer_landing *l = find(x, ticket);
     while (l != NULL && l->generation != generation) {
@@ -146,7 +149,8 @@ void xfer_land_add(struct bt_xfer *x, struct xfer_landing *l)
         return;
     }
     l->same_ticket = find(x, l->ticket);
-    if (bt_map_put(&x->by_ticket, l->ticket, BT_XFER_TICKET_BYTES, (uint64_t)(uintptr_t)l) != BT_OK) {
+    if (bt_map_put(&x->by_ticket, l->ticket, BT_XFER_TICKET_BYTES, (uint64_t)(uintptr_t)l) !=
+        BT_OK) {
         finish_close(x, l, BT_ERR_NOMEM);
         return;
     }
@@ -224,10 +228,11 @@ void xfer_land_close_cmd(struct bt_xfer *x, const struct xfer_cmd *c)
 }
 
 /* The bit of a share in group g, or false when the header points outside. */
-static bool share_bit(const struct xfer_land_group *g, const struct xfer_head *h, uint32_t *index, size_t *bit)
+static bool share_bit(const struct xfer_land_group *g, const struct xfer_head *h, uint32_t *index,
+                      size_t *bit)
 {
-    if (h->layer >= g->d.n_layers || h->page < g->d.first_page || h->page - g->d.first_page >= g->d.n_pages ||
-        h->bytes != g->d.page_layer_bytes) {
+    if (h->layer >= g->d.n_layers || h->page < g->d.first_page ||
+        h->page - g->d.first_page >= g->d.n_pages || h->bytes != g->d.page_layer_bytes) {
         return false;
     }
     *index = h->page - g->d.first_page;
@@ -235,7 +240,8 @@ static bool share_bit(const struct xfer_land_group *g, const struct xfer_head *h
     return g->d.page_ids[*index] != BT_XFER_NO_PAGE;
 }
 
-struct xfer_landing *xfer_land_begin(struct bt_xfer *x, uint64_t peer, const struct xfer_head *h, uint8_t **dst)
+struct xfer_landing *xfer_land_begin(struct bt_xfer *x, uint64_t peer, const struct xfer_head *h,
+                                     uint8_t **dst)
 {
     struct xfer_landing *l = find_exact(x, h->ticket, h->generation);
     uint32_t index;
@@ -272,11 +278,13 @@ struct xfer_landing *xfer_land_begin(struct bt_xfer *x, uint64_t peer, const str
     }
     g->seen[bit / 64] |= UINT64_C(1) << (bit % 64);
     l->n_in_flight++;
-    *dst = (uint8_t *)g->d.base + h->layer * g->d.layer_stride + g->d.page_ids[index] * g->d.page_stride;
+    *dst = (uint8_t *)g->d.base + h->layer * g->d.layer_stride +
+           g->d.page_ids[index] * g->d.page_stride;
     return l;
 }
 
-void xfer_land_done(struct bt_xfer *x, struct xfer_landing *l, const struct xfer_head *h, enum bt_status st)
+void xfer_land_done(struct bt_xfer *x, struct xfer_landing *l, const struct xfer_head *h,
+                    enum bt_status st)
 {
     BT_ASSERT(l->n_in_flight > 0);
     l->n_in_flight--;

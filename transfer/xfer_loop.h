@@ -14,14 +14,16 @@ struct bt_xfer_hub;
 /* What happens to page messages, in parts per million, drawn from the seed. Other messages are only delayed. */
 struct bt_xfer_faults {
     uint64_t seed;
-    uint32_t drop_ppm;      /* the send completes, nothing arrives (no real wire does this: deadlines must) */
+    uint32_t
+        drop_ppm; /* the send completes, nothing arrives (no real wire does this: deadlines must) */
     uint32_t duplicate_ppm;
-    uint32_t reorder_ppm;   /* delivered after the next one */
-    uint32_t corrupt_ppm;   /* one bit of the payload flipped (the test page is hit as well) */
-    uint64_t delay_ns_max;  /* uniform extra delay of any message; 0: none */
+    uint32_t reorder_ppm;  /* delivered after the next one */
+    uint32_t corrupt_ppm;  /* one bit of the payload flipped (the test page is hit as well) */
+    uint64_t delay_ns_max; /* uniform extra delay of any message; 0: none */
 };
 
-enum bt_status bt_xfer_hub_create(const struct bt_xfer_faults *faults, struct bt_xfer_hub **out) BT_NODISCARD;
+enum bt_status bt_xfer_hub_create(const struct bt_xfer_faults *faults,
+                                  struct bt_xfer_hub **out) BT_NODISCARD;
 /* Every bt_xfer on it must have been destroyed. */
 void bt_xfer_hub_destroy(struct bt_xfer_hub *hub);
 void bt_xfer_hub_set_faults(struct bt_xfer_hub *hub, const struct bt_xfer_faults *faults);

@@ -59,7 +59,8 @@ static bool send_share(struct bt_xfer *x, struct xfer_peer *p, struct xfer_push 
     op->peer = p;
     op->push = pu;
     op->bytes = pu->d.page_layer_bytes;
-    op->data = (const uint8_t *)pu->d.base + l * pu->d.layer_stride + pu->d.page_ids[k] * pu->d.page_stride;
+    op->data = (const uint8_t *)pu->d.base + l * pu->d.layer_stride +
+               pu->d.page_ids[k] * pu->d.page_stride;
     struct xfer_head h = {
         .kind = XFER_SHARE,
         .instance = x->o.instance,
@@ -149,7 +150,8 @@ void xfer_push_sent(struct bt_xfer *x, struct xfer_op *op, enum bt_status st)
 }
 
 /* Drops what has not been sent. */
-static void push_abort(struct bt_xfer *x, struct xfer_peer *p, struct xfer_push *pu, enum bt_status st)
+static void push_abort(struct bt_xfer *x, struct xfer_peer *p, struct xfer_push *pu,
+                       enum bt_status st)
 {
     if (pu->status == BT_OK) {
         pu->status = st;

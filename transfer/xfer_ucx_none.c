@@ -7,7 +7,8 @@ static enum bt_status none_open(struct bt_xfer *x, const struct bt_xfer_opts *o,
 {
     (void)x;
     (void)o;
-    return bt_err_set(err, BT_ERR_UNSUPPORTED, "transfer: this build has no UCX, only the loopback twin");
+    return bt_err_set(err, BT_ERR_UNSUPPORTED,
+                      "transfer: this build has no UCX, only the loopback twin");
 }
 
-const struct xfer_ops xfer_ucx_ops = { .name = "none", .open = none_open };
+const struct xfer_ops xfer_ucx_ops = {.name = "none", .open = none_open};

@@ -20,7 +20,8 @@ enum {
     AT_GENERATION = 40, /* u64 */
     AT_TICKET = 48,     /* 16 */
 };
-_Static_assert(AT_TICKET + BT_XFER_TICKET_BYTES == XFER_HEAD_BYTES, "the header ends with the ticket");
+_Static_assert(AT_TICKET + BT_XFER_TICKET_BYTES == XFER_HEAD_BYTES,
+               "the header ends with the ticket");
 _Static_assert(BT_XFER_SHARE_MAX <= UINT32_MAX, "sizes travel as u32");
 
 static void put32(uint8_t *p, uint32_t v)

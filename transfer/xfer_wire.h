@@ -20,11 +20,11 @@
 #include "base/status.h"
 #include "transfer/xfer.h"
 
-#define XFER_HEAD_BYTES   64
-#define XFER_VERSION_MIN  1
-#define XFER_VERSION_MAX  1
-#define XFER_HELLO_MAX    (64 + 2 * BT_XFER_NAME_MAX)
-#define XFER_REFUSE_MAX   1024
+#define XFER_HEAD_BYTES  64
+#define XFER_VERSION_MIN 1
+#define XFER_VERSION_MAX 1
+#define XFER_HELLO_MAX   (64 + 2 * BT_XFER_NAME_MAX)
+#define XFER_REFUSE_MAX  1024
 
 enum xfer_kind {
     XFER_HELLO = 1,
@@ -58,7 +58,8 @@ struct xfer_hello {
 
 void xfer_head_encode(const struct xfer_head *h, uint8_t out[XFER_HEAD_BYTES]);
 /* payload_bytes: what the transport says; must equal the header's. False: malformed. */
-bool xfer_head_decode(const uint8_t *p, size_t n, size_t payload_bytes, struct xfer_head *out) BT_NODISCARD;
+bool xfer_head_decode(const uint8_t *p, size_t n, size_t payload_bytes,
+                      struct xfer_head *out) BT_NODISCARD;
 
 /* Returns the length; the strings must be shorter than BT_XFER_NAME_MAX. */
 size_t xfer_hello_encode(const struct xfer_hello *h, uint8_t out[XFER_HELLO_MAX]);

@@ -13,7 +13,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 
-#define SHARE 32
+#define SHARE        32
 #define NS_PER_ROUND 1000000
 
 struct rig {
@@ -54,7 +54,8 @@ static bool rig_start(struct rig *r)
 {
     uint64_t peer;
     memset(r, 0, sizeof(*r));
-    struct bt_xfer_opts o = { .manual = true, .instance = 2, .listen = "loop:d", .fingerprint = "m", .layout = "k" };
+    struct bt_xfer_opts o = {
+        .manual = true, .instance = 2, .listen = "loop:d", .fingerprint = "m", .layout = "k"};
     if (bt_xfer_hub_create(NULL, &r->hub) != BT_OK) {
         return false;
     }
@@ -65,18 +66,24 @@ static bool rig_start(struct rig *r)
     }
     o.listen = NULL;
     o.instance = 1;
-    return bt_xfer_create(&o, &r->p, NULL) == BT_OK && bt_xfer_connect(r->p, "loop:d", 2, &peer) == BT_OK;
+    return bt_xfer_create(&o, &r->p, NULL) == BT_OK &&
+           bt_xfer_connect(r->p, "loop:d", 2, &peer) == BT_OK;
 }
 
 static void open_landing(struct rig *r)
 {
-    static const uint32_t ids[2] = { 0, BT_XFER_NO_PAGE };
+    static const uint32_t ids[2] = {0, BT_XFER_NO_PAGE};
     struct xfer_peer *q = TAILQ_FIRST(&r->d->peers);
-    struct bt_xfer_landing l = { .ticket = "0123456789abcde", .generation = 7, .n_groups = 1 };
+    struct bt_xfer_landing l = {.ticket = "0123456789abcde", .generation = 7, .n_groups = 1};
     l.peer = q != NULL ? q->id : 1;
-    l.group[0] = (struct bt_xfer_land_group){ .base = r->page + SHARE, .layer_stride = SHARE, .page_stride = SHARE,
-                                              .page_layer_bytes = SHARE, .n_layers = 1, .first_page = 5,
-                                              .n_pages = 2, .page_ids = ids };
+    l.group[0] = (struct bt_xfer_land_group){.base = r->page + SHARE,
+                                             .layer_stride = SHARE,
+                                             .page_stride = SHARE,
+                                             .page_layer_bytes = SHARE,
+                                             .n_layers = 1,
+                                             .first_page = 5,
+                                             .n_pages = 2,
+                                             .page_ids = ids};
     if (bt_xfer_land_open(r->d, &l) == BT_OK) {
         rounds(r, 1);
     }

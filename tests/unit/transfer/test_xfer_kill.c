@@ -27,9 +27,13 @@ static void options(struct bt_xfer_opts *o)
 
 static void open_landings(struct side *d, uint64_t peer, uint8_t *mem)
 {
-    struct bt_xfer_landing l = { .generation = 1, .peer = peer, .n_groups = 1 };
-    l.group[0] = (struct bt_xfer_land_group){ .base = mem, .page_stride = SHARE, .page_layer_bytes = SHARE,
-                                              .n_layers = 1, .n_pages = PAGES, .page_ids = ids };
+    struct bt_xfer_landing l = {.generation = 1, .peer = peer, .n_groups = 1};
+    l.group[0] = (struct bt_xfer_land_group){.base = mem,
+                                             .page_stride = SHARE,
+                                             .page_layer_bytes = SHARE,
+                                             .n_layers = 1,
+                                             .n_pages = PAGES,
+                                             .page_ids = ids};
     for (unsigned t = 0; t < TICKETS; t++) {
         ticket_set(l.ticket, t);
         CHECK_EQ(bt_xfer_land_open(d->x, &l), BT_OK);
@@ -39,8 +43,14 @@ static void open_landings(struct side *d, uint64_t peer, uint8_t *mem)
 
 static void push_tickets(struct side *p, uint64_t peer, const uint8_t *mem)
 {
-    struct bt_xfer_push u = { .generation = 1, .peer = peer, .n_layers = 1, .page_stride = SHARE,
-                              .page_layer_bytes = SHARE, .base = mem, .n_pages = PAGES, .page_ids = ids };
+    struct bt_xfer_push u = {.generation = 1,
+                             .peer = peer,
+                             .n_layers = 1,
+                             .page_stride = SHARE,
+                             .page_layer_bytes = SHARE,
+                             .base = mem,
+                             .n_pages = PAGES,
+                             .page_ids = ids};
     for (unsigned t = 0; t < TICKETS; t++) {
         ticket_set(u.ticket, t);
         u.tag = t;
@@ -51,7 +61,7 @@ static void push_tickets(struct side *p, uint64_t peer, const uint8_t *mem)
 /* The child's whole life. 0: it lived until its peer went down and all its buffers came back. */
 static int child_main(const char *role, const char *tls, const char *address)
 {
-    struct world w = { .tls = tls };
+    struct world w = {.tls = tls};
     struct bt_xfer_opts o;
     struct side s;
     struct bt_xfer_event ev;
@@ -143,7 +153,7 @@ static void reap(pid_t pid, int sig, FILE *out)
 /* We are D, the child is P. */
 static void strike_p(const char *tls, int sig, unsigned rounds, struct result *r)
 {
-    struct world w = { .tls = tls };
+    struct world w = {.tls = tls};
     struct bt_xfer_opts o;
     struct side d;
     struct bt_xfer_event ev;
@@ -193,7 +203,7 @@ static void strike_p(const char *tls, int sig, unsigned rounds, struct result *r
 /* We are P, the child is D. */
 static void strike_d(const char *tls, int sig, unsigned rounds, struct result *r)
 {
-    struct world w = { .tls = tls };
+    struct world w = {.tls = tls};
     struct bt_xfer_opts o;
     struct side p;
     struct bt_xfer_event ev;
@@ -241,15 +251,16 @@ int main(int argc, char **argv)
         return child_main(argv[2], argv[3], argv[4]);
     }
     const char *tls = argc > 1 ? argv[1] : "tcp";
-    unsigned rounds = argc > 2 ? (unsigned)atoi(argv[2]) : 6;
-    struct result kp = { 0 }, kd = { 0 }, sp = { 0 }, sd = { 0 };
+    unsigned rounds = argc > 2 ? (unsigned)strtoul(argv[2], NULL, 10) : 6;
+    struct result kp = {0}, kd = {0}, sp = {0}, sd = {0};
     strike_p(tls, SIGKILL, rounds, &kp);
     strike_d(tls, SIGKILL, rounds, &kd);
     strike_p(tls, SIGSTOP, (rounds + 2) / 3, &sp);
     strike_d(tls, SIGSTOP, (rounds + 2) / 3, &sd);
-    printf("%s: down after kill of P %.1f ms, of D %.1f ms; after stop %.0f and %.0f ms (the slowest of %u and %u)\n",
-           tls, (double)kp.down_ns_max / 1e6, (double)kd.down_ns_max / 1e6, (double)sp.down_ns_max / 1e6,
-           (double)sd.down_ns_max / 1e6, kp.rounds, sp.rounds);
+    printf("%s: down after kill of P %.1f ms, of D %.1f ms; after stop %.0f and %.0f ms (the "
+           "slowest of %u and %u)\n",
+           tls, (double)kp.down_ns_max / 1e6, (double)kd.down_ns_max / 1e6,
+           (double)sp.down_ns_max / 1e6, (double)sd.down_ns_max / 1e6, kp.rounds, sp.rounds);
     CHECK_EQ(bt_test_live_bytes(), 0);
     return bt_test_done();
 }

@@ -14,9 +14,10 @@ struct pair {
     uint32_t ids[PAGES];
 };
 
-static void pair_start(struct pair *s, const struct bt_xfer_faults *faults, const struct bt_xfer_opts *common)
+static void pair_start(struct pair *s, const struct bt_xfer_faults *faults,
+                       const struct bt_xfer_opts *common)
 {
-    struct bt_xfer_opts op = { 0 }, od = { 0 };
+    struct bt_xfer_opts op = {0}, od = {0};
     memset(s, 0, sizeof(*s));
     CHECK_EQ(bt_xfer_hub_create(NULL, &s->w.hub), BT_OK);
     if (common != NULL) {
@@ -49,17 +50,28 @@ static void pair_stop(struct pair *s)
 
 static struct bt_xfer_landing landing_of(const struct pair *s)
 {
-    struct bt_xfer_landing l = { .generation = 4, .peer = s->dp, .n_groups = 1 };
+    struct bt_xfer_landing l = {.generation = 4, .peer = s->dp, .n_groups = 1};
     ticket_set(l.ticket, 1);
-    l.group[0] = (struct bt_xfer_land_group){ .base = s->dst, .page_stride = SHARE, .page_layer_bytes = SHARE,
-                                              .n_layers = 1, .n_pages = PAGES, .page_ids = s->ids };
+    l.group[0] = (struct bt_xfer_land_group){.base = s->dst,
+                                             .page_stride = SHARE,
+                                             .page_layer_bytes = SHARE,
+                                             .n_layers = 1,
+                                             .n_pages = PAGES,
+                                             .page_ids = s->ids};
     return l;
 }
 
 static void push_all(struct pair *s)
 {
-    struct bt_xfer_push u = { .generation = 4, .peer = s->pd, .tag = 5, .n_layers = 1, .page_stride = SHARE,
-                              .page_layer_bytes = SHARE, .base = s->src, .n_pages = PAGES, .page_ids = s->ids };
+    struct bt_xfer_push u = {.generation = 4,
+                             .peer = s->pd,
+                             .tag = 5,
+                             .n_layers = 1,
+                             .page_stride = SHARE,
+                             .page_layer_bytes = SHARE,
+                             .base = s->src,
+                             .n_pages = PAGES,
+                             .page_ids = s->ids};
     ticket_set(u.ticket, 1);
     CHECK_EQ(bt_xfer_push(s->p.x, &u), BT_OK);
 }
@@ -67,10 +79,12 @@ static void push_all(struct pair *s)
 /* Wires that double, delay and reorder: each page is placed once, and right. */
 static void test_disorder(void)
 {
-    static const uint64_t expect[BT_XFER_GROUPS_MAX] = { PAGES };
+    static const uint64_t expect[BT_XFER_GROUPS_MAX] = {PAGES};
     for (uint64_t seed = 1; seed <= 8; seed++) {
-        struct bt_xfer_faults f = { .seed = seed, .duplicate_ppm = 200000, .reorder_ppm = 300000,
-                                    .delay_ns_max = 3 * BT_NS_PER_MS };
+        struct bt_xfer_faults f = {.seed = seed,
+                                   .duplicate_ppm = 200000,
+                                   .reorder_ppm = 300000,
+                                   .delay_ns_max = 3 * BT_NS_PER_MS};
         struct pair s;
         struct bt_xfer_event ev;
         struct bt_xfer_stats st;
@@ -97,8 +111,8 @@ static void test_disorder(void)
 /* Pages that vanish: never FULL; the caller gives up and gets its pages back. */
 static void test_lost_pages(void)
 {
-    static const uint64_t expect[BT_XFER_GROUPS_MAX] = { PAGES };
-    struct bt_xfer_faults f = { .seed = 3, .drop_ppm = 400000 };
+    static const uint64_t expect[BT_XFER_GROUPS_MAX] = {PAGES};
+    struct bt_xfer_faults f = {.seed = 3, .drop_ppm = 400000};
     struct pair s;
     struct bt_xfer_event ev;
     pair_start(&s, &f, NULL);
@@ -119,7 +133,7 @@ static void test_lost_pages(void)
 /* A landing is closed while receives into it hang: LAND_CLOSED waits; in the end the stall resets the connection. */
 static void test_close_while_receiving(bool let_go)
 {
-    struct bt_xfer_opts o = { .stall_ns = let_go ? 0 : 300 * BT_NS_PER_MS };
+    struct bt_xfer_opts o = {.stall_ns = let_go ? 0 : 300 * BT_NS_PER_MS};
     struct pair s;
     struct bt_xfer_event ev;
     struct bt_xfer_stats st;
@@ -162,7 +176,7 @@ static void test_close_while_receiving(bool let_go)
 /* One side stands still longer than the lease: both get DOWN, and join again. */
 static void test_frozen(uint64_t who)
 {
-    struct bt_xfer_opts o = { .heartbeat_ns = 20 * BT_NS_PER_MS, .lease_ns = 200 * BT_NS_PER_MS };
+    struct bt_xfer_opts o = {.heartbeat_ns = 20 * BT_NS_PER_MS, .lease_ns = 200 * BT_NS_PER_MS};
     struct pair s;
     struct bt_xfer_event ev;
     pair_start(&s, NULL, &o);
@@ -206,9 +220,9 @@ static void test_killed(uint64_t who)
 /* Damage: the test page refuses the pair; with checksums on, a damaged page resets the connection. */
 static void test_damage(void)
 {
-    struct bt_xfer_faults f = { .seed = 1, .corrupt_ppm = 1000000 };
-    struct bt_xfer_opts op = { 0 }, od = { 0 }, sum = { .checksum = true };
-    struct world w = { 0 };
+    struct bt_xfer_faults f = {.seed = 1, .corrupt_ppm = 1000000};
+    struct bt_xfer_opts op = {0}, od = {0}, sum = {.checksum = true};
+    struct world w = {0};
     struct side p, d;
     struct bt_xfer_event ev;
     struct bt_xfer_stats st;
@@ -243,7 +257,7 @@ static void test_damage(void)
 /* Nobody reads: the peer is cut off at the limit instead of filling the memory. */
 static void test_unread_ctrl(void)
 {
-    struct bt_xfer_opts o = { .ctrl_bytes_max = 256 * 1024 };
+    struct bt_xfer_opts o = {.ctrl_bytes_max = 256 * 1024};
     static uint8_t msg[16384];
     struct pair s;
     struct bt_xfer_event ev;
@@ -284,9 +298,9 @@ static void test_manual(void)
     uint64_t id, now = 0;
     unsigned ups = 0, downs = 0;
     CHECK_EQ(bt_xfer_hub_create(NULL, &hub), BT_OK);
-    struct bt_xfer_opts o = { .hub = hub, .manual = true, .instance = 2, .listen = "loop:d" };
+    struct bt_xfer_opts o = {.hub = hub, .manual = true, .instance = 2, .listen = "loop:d"};
     CHECK_EQ(bt_xfer_create(&o, &d, NULL), BT_OK);
-    o = (struct bt_xfer_opts){ .hub = hub, .manual = true, .instance = 1 };
+    o = (struct bt_xfer_opts){.hub = hub, .manual = true, .instance = 1};
     CHECK_EQ(bt_xfer_create(&o, &p, NULL), BT_OK);
     CHECK_EQ(bt_xfer_connect(p, "loop:d", 2, &id), BT_OK);
     for (int i = 0; i < 2000; i++) {
@@ -311,15 +325,97 @@ static void test_manual(void)
     bt_xfer_hub_destroy(hub);
 }
 
+/* Steps both sides for a while; true if x was told of that kind. */
+static bool step_both(struct bt_xfer *p, struct bt_xfer *d, uint64_t *now, struct bt_xfer *x,
+                      enum bt_xfer_event_kind kind, uint64_t *peer)
+{
+    struct bt_xfer_event ev;
+    bool seen = false;
+    for (int i = 0; i < 20; i++) {
+        *now += BT_NS_PER_MS;
+        bt_xfer_step(p, *now);
+        bt_xfer_step(d, *now);
+        while (bt_xfer_poll(x, &ev)) {
+            if (ev.kind == kind) {
+                seen = true;
+                *peer = ev.peer;
+            }
+            bt_xfer_event_free(&ev);
+        }
+    }
+    return seen;
+}
+
+/* A small relay in one thread. True if all of it worked. */
+static bool relay_once(struct bt_xfer *p, struct bt_xfer *d)
+{
+    static uint8_t src[2 * SHARE], dst[2 * SHARE];
+    static const uint32_t ids[2] = {0, 1};
+    uint64_t expect[BT_XFER_GROUPS_MAX] = {2};
+    uint64_t now = 0, pd, dp, any;
+    struct bt_xfer_landing l = {.generation = 1, .n_groups = 1};
+    struct bt_xfer_push u = {.generation = 1,
+                             .n_layers = 1,
+                             .page_stride = SHARE,
+                             .page_layer_bytes = SHARE,
+                             .base = src,
+                             .n_pages = 2,
+                             .page_ids = ids};
+    if (bt_xfer_connect(p, "loop:d", 2, &pd) != BT_OK ||
+        !step_both(p, d, &now, d, BT_XFER_PEER_UP, &dp)) {
+        return false;
+    }
+    l.peer = dp;
+    u.peer = pd;
+    l.group[0] = (struct bt_xfer_land_group){.base = dst,
+                                             .page_stride = SHARE,
+                                             .page_layer_bytes = SHARE,
+                                             .n_layers = 1,
+                                             .n_pages = 2,
+                                             .page_ids = ids};
+    bool ok = bt_xfer_land_open(d, &l) == BT_OK && bt_xfer_send_ctrl(d, dp, "grant", 5) == BT_OK &&
+              step_both(p, d, &now, p, BT_XFER_CTRL, &any) && bt_xfer_push(p, &u) == BT_OK &&
+              bt_xfer_land_expect(d, l.ticket, 1, expect) == BT_OK &&
+              step_both(p, d, &now, d, BT_XFER_LAND_FULL, &any);
+    return bt_xfer_land_close(d, l.ticket, 1) == BT_OK &&
+           step_both(p, d, &now, d, BT_XFER_LAND_CLOSED, &any) && ok;
+}
+
+/* Every allocation fails once: an error or a lost connection, never a crash, a leak or a hang. */
+static void test_no_memory(void)
+{
+    bool fired = true;
+    size_t live = bt_test_live_bytes();
+    unsigned nth = 0, worked = 0;
+    for (; fired && nth < 1000; nth++) {
+        struct bt_xfer_hub *hub = NULL;
+        struct bt_xfer *p = NULL, *d = NULL;
+        bt_test_fail_alloc(nth);
+        bool ok = bt_xfer_hub_create(NULL, &hub) == BT_OK;
+        struct bt_xfer_opts od = {.hub = hub, .manual = true, .instance = 2, .listen = "loop:d"};
+        struct bt_xfer_opts op = {.hub = hub, .manual = true, .instance = 1};
+        ok = ok && bt_xfer_create(&od, &d, NULL) == BT_OK &&
+             bt_xfer_create(&op, &p, NULL) == BT_OK && relay_once(p, d);
+        bt_xfer_destroy(p);
+        bt_xfer_destroy(d);
+        bt_xfer_hub_destroy(hub);
+        fired = bt_test_fail_alloc_off();
+        worked += ok;
+        CHECK(fired || ok);
+        CHECK_EQ(bt_test_live_bytes(), live);
+    }
+    CHECK(nth > 20 && nth < 1000 && worked >= 1);
+}
+
 static void test_options(void)
 {
     struct bt_xfer *x;
     struct bt_err err;
     struct bt_xfer_hub *hub;
-    struct bt_xfer_opts o = { 0 };
+    struct bt_xfer_opts o = {0};
     CHECK_EQ(bt_xfer_hub_create(NULL, &hub), BT_OK);
     CHECK_EQ(bt_xfer_create(&o, &x, &err), BT_ERR_INVALID); /* no instance */
-    o = (struct bt_xfer_opts){ .instance = 1, .hub = hub, .listen = "loop:a" };
+    o = (struct bt_xfer_opts){.instance = 1, .hub = hub, .listen = "loop:a"};
     CHECK_EQ(bt_xfer_create(&o, &x, &err), BT_OK);
     struct bt_xfer *y;
     o.instance = 2;
@@ -335,9 +431,9 @@ static void test_options(void)
 
 int main(void)
 {
-    static const enum bt_xfer_proto protos[] = { BT_XFER_PROTO_AUTO, BT_XFER_PROTO_EAGER };
+    static const enum bt_xfer_proto protos[] = {BT_XFER_PROTO_AUTO, BT_XFER_PROTO_EAGER};
     for (size_t i = 0; i < 2; i++) {
-        struct world w = { .proto = protos[i] };
+        struct world w = {.proto = protos[i]};
         CHECK_EQ(bt_xfer_hub_create(NULL, &w.hub), BT_OK);
         CHECK_EQ(xfer_suite(&w), 0);
         bt_xfer_hub_destroy(w.hub);
@@ -355,6 +451,7 @@ int main(void)
     test_unread_ctrl();
     test_replaced();
     test_manual();
+    test_no_memory();
     CHECK_EQ(bt_test_live_bytes(), 0);
     return bt_test_done();
 }

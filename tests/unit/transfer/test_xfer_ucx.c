@@ -5,7 +5,7 @@
 
 int main(int argc, char **argv)
 {
-    struct world w = { .tls = argc > 1 ? argv[1] : "tcp" };
+    struct world w = {.tls = argc > 1 ? argv[1] : "tcp"};
     w.proto = argc > 2 && strcmp(argv[2], "rndv") == 0    ? BT_XFER_PROTO_RNDV
               : argc > 2 && strcmp(argv[2], "eager") == 0 ? BT_XFER_PROTO_EAGER
                                                           : BT_XFER_PROTO_AUTO;

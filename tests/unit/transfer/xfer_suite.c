@@ -12,7 +12,7 @@ struct pool {
 
 static struct pool pool_new(uint32_t n_layers, uint32_t n_pages, size_t share)
 {
-    struct pool p = { malloc(n_layers * n_pages * share), n_layers, n_pages, share };
+    struct pool p = {malloc(n_layers * n_pages * share), n_layers, n_pages, share};
     memset(p.mem, 0xee, n_layers * n_pages * share);
     return p;
 }
@@ -45,8 +45,8 @@ static struct bt_xfer_land_group land_group(const struct pool *p, const uint32_t
     };
 }
 
-static struct bt_xfer_push push_of(const struct pool *p, uint64_t peer, unsigned ticket, uint64_t generation,
-                                   const uint32_t *ids, uint32_t n)
+static struct bt_xfer_push push_of(const struct pool *p, uint64_t peer, unsigned ticket,
+                                   uint64_t generation, const uint32_t *ids, uint32_t n)
 {
     struct bt_xfer_push u = {
         .generation = generation,
@@ -89,8 +89,8 @@ static void close_and_check(struct side *p, struct side *d)
 
 static void test_ctrl(const struct world *w)
 {
-    static const size_t sizes[] = { 1, 63, 4096, 8192, 65535, BT_XFER_CTRL_MAX };
-    struct bt_xfer_opts op = { 0 }, od = { 0 };
+    static const size_t sizes[] = {1, 63, 4096, 8192, 65535, BT_XFER_CTRL_MAX};
+    struct bt_xfer_opts op = {0}, od = {0};
     struct side p, d;
     struct bt_xfer_event ev;
     uint64_t pd, dp;
@@ -138,11 +138,12 @@ static void test_ctrl(const struct world *w)
 static void test_pages(const struct world *w)
 {
     enum { N = 20, SHARE0 = 65536, SHARE1 = 1000 };
-    struct bt_xfer_opts op = { 0 }, od = { .checksum = true };
+    struct bt_xfer_opts op = {0}, od = {.checksum = true};
     struct side p, d;
     struct bt_xfer_event ev;
     uint64_t pd, dp;
-    uint32_t src[N], dst[N], dst1[4] = { 3, BT_XFER_NO_PAGE, 0, 2 }, src1[3] = { 1, 0, 2 }, idx1[3] = { 103, 100, 102 };
+    uint32_t src[N], dst[N], dst1[4] = {3, BT_XFER_NO_PAGE, 0, 2}, src1[3] = {1, 0, 2},
+                             idx1[3] = {103, 100, 102};
     op.checksum = true;
 
     side_start(&d, w, &od, 2, true);
@@ -162,7 +163,7 @@ static void test_pages(const struct world *w)
             page_fill(pool_at(&s1, l, src1[k]), SHARE1, 7, 1, l, idx1[k]);
         }
     }
-    struct bt_xfer_landing land = { .generation = 5, .peer = dp, .n_groups = 2 };
+    struct bt_xfer_landing land = {.generation = 5, .peer = dp, .n_groups = 2};
     ticket_set(land.ticket, 7);
     land.group[0] = land_group(&t0, dst, N);
     land.group[1] = land_group(&t1, dst1, 4);
@@ -193,7 +194,7 @@ static void test_pages(const struct world *w)
     CHECK_EQ(tags, 99 + 3);
     CHECK_EQ(bytes, 3 * N * SHARE0 + 6 * SHARE1);
 
-    uint64_t expect[BT_XFER_GROUPS_MAX] = { 3 * N, 6 };
+    uint64_t expect[BT_XFER_GROUPS_MAX] = {3 * N, 6};
     CHECK_EQ(bt_xfer_land_expect(d.x, land.ticket, 5, expect), BT_OK);
     CHECK(side_wait(&d, BT_XFER_LAND_FULL, &ev, WAIT_MS));
     CHECK(ev.status == BT_OK && ev.generation == 5 && memcmp(ev.ticket, land.ticket, 16) == 0);
@@ -224,12 +225,12 @@ static void test_pages(const struct world *w)
 static void test_refused_pages(const struct world *w)
 {
     enum { SHARE = 8192 };
-    struct bt_xfer_opts op = { 0 }, od = { 0 };
+    struct bt_xfer_opts op = {0}, od = {0};
     struct side p, d;
     struct bt_xfer_event ev;
     struct bt_xfer_stats st;
     uint64_t pd, dp;
-    uint32_t ids[4] = { 0, 1, 2, 3 }, land_ids[3] = { 2, BT_XFER_NO_PAGE, 5 };
+    uint32_t ids[4] = {0, 1, 2, 3}, land_ids[3] = {2, BT_XFER_NO_PAGE, 5};
 
     side_start(&d, w, &od, 2, true);
     side_start(&p, w, &op, 1, false);
@@ -239,7 +240,7 @@ static void test_refused_pages(const struct world *w)
         page_fill(pool_at(&s, 0, k), SHARE, 1, 0, 0, k);
         page_fill(pool_at(&s, 1, k), SHARE, 1, 0, 1, k);
     }
-    struct bt_xfer_landing land = { .generation = 9, .peer = dp, .n_groups = 1 };
+    struct bt_xfer_landing land = {.generation = 9, .peer = dp, .n_groups = 1};
     ticket_set(land.ticket, 1);
     land.group[0] = land_group(&t, land_ids, 3);
     CHECK_EQ(bt_xfer_land_open(d.x, &land), BT_OK);
@@ -278,7 +279,7 @@ static void test_refused_pages(const struct world *w)
         CHECK(side_wait(&p, BT_XFER_PUSHED, &ev, WAIT_MS));
         CHECK_EQ(ev.status, BT_OK);
     }
-    uint64_t expect[BT_XFER_GROUPS_MAX] = { 3 };
+    uint64_t expect[BT_XFER_GROUPS_MAX] = {3};
     CHECK_EQ(bt_xfer_land_expect(d.x, land.ticket, 9, expect), BT_OK);
     CHECK(side_wait(&d, BT_XFER_LAND_FULL, &ev, WAIT_MS));
     CHECK(ev.status == BT_OK && ev.bytes == 3 * SHARE);
@@ -318,18 +319,18 @@ static void test_refused_pages(const struct world *w)
 
 static void test_zero_and_misuse(const struct world *w)
 {
-    struct bt_xfer_opts op = { 0 }, od = { .landings_max = 2 };
+    struct bt_xfer_opts op = {0}, od = {.landings_max = 2};
     struct side p, d;
     struct bt_xfer_event ev;
     uint64_t pd, dp;
-    uint64_t none[BT_XFER_GROUPS_MAX] = { 0 };
-    uint32_t ids[1] = { 0 };
+    uint64_t none[BT_XFER_GROUPS_MAX] = {0};
+    uint32_t ids[1] = {0};
 
     side_start(&d, w, &od, 2, true);
     side_start(&p, w, &op, 1, false);
     CHECK(join(&p, &d, &pd, &dp));
     struct pool t = pool_new(1, 1, 4096);
-    struct bt_xfer_landing land = { .generation = 1, .peer = dp, .n_groups = 1 };
+    struct bt_xfer_landing land = {.generation = 1, .peer = dp, .n_groups = 1};
     ticket_set(land.ticket, 1);
     land.group[0] = land_group(&t, NULL, 0);
     CHECK_EQ(bt_xfer_land_open(d.x, &land), BT_OK);
@@ -340,7 +341,8 @@ static void test_zero_and_misuse(const struct world *w)
     CHECK(side_wait(&d, BT_XFER_LAND_CLOSED, &ev, WAIT_MS));
     CHECK_EQ(ev.status, BT_ERR_INVALID);
     land.generation = 2;
-    CHECK_EQ(bt_xfer_land_open(d.x, &land), BT_OK); /* another generation of the ticket may live beside it */
+    CHECK_EQ(bt_xfer_land_open(d.x, &land),
+             BT_OK); /* another generation of the ticket may live beside it */
     land.generation = 3;
     CHECK_EQ(bt_xfer_land_open(d.x, &land), BT_ERR_BUSY);
     CHECK_EQ(bt_xfer_land_close(d.x, land.ticket, 1), BT_OK);
@@ -369,7 +371,7 @@ static void test_zero_and_misuse(const struct world *w)
 static void test_cancel(const struct world *w)
 {
     enum { N = 64, SHARE = 262144, PUSHES = 40 };
-    struct bt_xfer_opts op = { .window_bytes = 2 * SHARE }, od = { 0 };
+    struct bt_xfer_opts op = {.window_bytes = 2 * SHARE}, od = {0};
     struct side p, d;
     struct bt_xfer_event ev;
     uint64_t pd, dp, sent = 0;
@@ -383,7 +385,7 @@ static void test_cancel(const struct world *w)
     for (uint32_t k = 0; k < N; k++) {
         ids[k] = k;
     }
-    struct bt_xfer_landing land = { .generation = 1, .peer = dp, .n_groups = 1 };
+    struct bt_xfer_landing land = {.generation = 1, .peer = dp, .n_groups = 1};
     ticket_set(land.ticket, 1);
     land.group[0] = land_group(&t, ids, N);
     CHECK_EQ(bt_xfer_land_open(d.x, &land), BT_OK);
@@ -403,7 +405,8 @@ static void test_cancel(const struct world *w)
         cancelled += ev.status == BT_ERR_CANCELLED;
         sent += ev.bytes;
     }
-    if (w->hub == NULL || w->proto != BT_XFER_PROTO_EAGER) { /* the eager twin takes everything at once */
+    if (w->hub == NULL ||
+        w->proto != BT_XFER_PROTO_EAGER) { /* the eager twin takes everything at once */
         CHECK(cancelled > 0);
         CHECK(sent < (uint64_t)PUSHES * N * SHARE);
     }
@@ -419,7 +422,7 @@ static void test_cancel(const struct world *w)
 static void test_disconnect_in_flight(const struct world *w, bool by_p)
 {
     enum { N = 64, SHARE = 131072, PUSHES = 8 };
-    struct bt_xfer_opts op = { 0 }, od = { 0 };
+    struct bt_xfer_opts op = {0}, od = {0};
     struct side p, d;
     struct bt_xfer_event ev;
     uint64_t pd, dp;
@@ -432,7 +435,7 @@ static void test_disconnect_in_flight(const struct world *w, bool by_p)
     for (uint32_t k = 0; k < N; k++) {
         ids[k] = k;
     }
-    struct bt_xfer_landing land = { .peer = dp, .n_groups = 1 };
+    struct bt_xfer_landing land = {.peer = dp, .n_groups = 1};
     land.group[0] = land_group(&t, ids, N);
     for (unsigned i = 0; i < PUSHES; i++) {
         ticket_set(land.ticket, i);
@@ -463,19 +466,19 @@ static void test_disconnect_in_flight(const struct world *w, bool by_p)
 static void test_many_tickets(const struct world *w)
 {
     enum { TICKETS = 64, N = 6, LAYERS = 3, SHARE = 16384 };
-    struct bt_xfer_opts op = { 0 }, od = { 0 };
+    struct bt_xfer_opts op = {0}, od = {0};
     struct side p, d;
     struct bt_xfer_event ev;
     uint64_t pd, dp;
     uint32_t ids[TICKETS][N], back[TICKETS][N];
-    uint64_t expect[BT_XFER_GROUPS_MAX] = { N * LAYERS };
+    uint64_t expect[BT_XFER_GROUPS_MAX] = {N * LAYERS};
 
     side_start(&d, w, &od, 2, true);
     side_start(&p, w, &op, 1, false);
     CHECK(join(&p, &d, &pd, &dp));
     struct pool s = pool_new(LAYERS, TICKETS * N, SHARE), t = pool_new(LAYERS, TICKETS * N, SHARE);
     for (unsigned i = 0; i < TICKETS; i++) {
-        struct bt_xfer_landing land = { .generation = i, .peer = dp, .n_groups = 1 };
+        struct bt_xfer_landing land = {.generation = i, .peer = dp, .n_groups = 1};
         for (uint32_t k = 0; k < N; k++) {
             ids[i][k] = k * TICKETS + i;
             back[i][k] = (TICKETS - 1 - i) * N + k;
@@ -486,7 +489,8 @@ static void test_many_tickets(const struct world *w)
         ticket_set(land.ticket, i);
         land.group[0] = land_group(&t, back[i], N);
         CHECK_EQ(bt_xfer_land_open(d.x, &land), BT_OK);
-        CHECK_EQ(bt_xfer_land_expect(d.x, land.ticket, i, expect), BT_OK); /* the hand-off may overtake */
+        CHECK_EQ(bt_xfer_land_expect(d.x, land.ticket, i, expect),
+                 BT_OK); /* the hand-off may overtake */
     }
     grant(&d, dp, &p);
     for (uint32_t l = 0; l < LAYERS; l++) {
@@ -520,10 +524,10 @@ static void test_many_tickets(const struct world *w)
     free(t.mem);
 }
 
-static void refused(const struct world *w, const char *fingerprint, const char *layout, uint64_t expect,
-                    const char *word)
+static void refused(const struct world *w, const char *fingerprint, const char *layout,
+                    uint64_t expect, const char *word)
 {
-    struct bt_xfer_opts op = { .fingerprint = fingerprint, .layout = layout }, od = { 0 };
+    struct bt_xfer_opts op = {.fingerprint = fingerprint, .layout = layout}, od = {0};
     struct side p, d;
     struct bt_xfer_event ev;
     struct bt_xfer_stats st;
@@ -544,7 +548,7 @@ static void refused(const struct world *w, const char *fingerprint, const char *
 
 static void test_refusals(const struct world *w)
 {
-    struct bt_xfer_opts op = { 0 };
+    struct bt_xfer_opts op = {0};
     struct side p;
     struct bt_xfer_event ev;
     uint64_t pd;
@@ -565,7 +569,7 @@ static void test_refusals(const struct world *w)
 static void test_destroy_busy(const struct world *w)
 {
     enum { N = 64, SHARE = 65536 };
-    struct bt_xfer_opts op = { 0 }, od = { 0 };
+    struct bt_xfer_opts op = {0}, od = {0};
     struct side p, d;
     struct bt_xfer_event ev;
     uint64_t pd, dp;
@@ -578,7 +582,7 @@ static void test_destroy_busy(const struct world *w)
     for (uint32_t k = 0; k < N; k++) {
         ids[k] = k;
     }
-    struct bt_xfer_landing land = { .generation = 1, .peer = dp, .n_groups = 1 };
+    struct bt_xfer_landing land = {.generation = 1, .peer = dp, .n_groups = 1};
     ticket_set(land.ticket, 1);
     land.group[0] = land_group(&t, ids, N);
     CHECK_EQ(bt_xfer_land_open(d.x, &land), BT_OK);

@@ -22,7 +22,7 @@ struct side {
     size_t n_got, cap;
 };
 
-struct world { /* how the two sides of a test are joined */
+struct world {       /* how the two sides of a test are joined */
     const char *tls; /* NULL: loopback hub */
     enum bt_xfer_proto proto;
     struct bt_xfer_hub *hub;
@@ -38,11 +38,11 @@ static inline void side_wake(void *arg)
 }
 
 /* Fills in the wire, the instance, and names; the caller sets the rest before. */
-static inline void side_start(struct side *s, const struct world *w, struct bt_xfer_opts *o, uint64_t instance,
-                              bool listen)
+static inline void side_start(struct side *s, const struct world *w, struct bt_xfer_opts *o,
+                              uint64_t instance, bool listen)
 {
     static char names[64][32];
-    struct bt_err err = { 0 };
+    struct bt_err err = {0};
     memset(s, 0, sizeof(*s));
     s->efd = eventfd(0, EFD_CLOEXEC);
     o->hub = w->hub;
@@ -88,7 +88,8 @@ static inline void side_collect(struct side *s)
 }
 
 /* Takes the first event of that kind out of the backlog; waits for it up to ms. */
-static inline bool side_wait(struct side *s, enum bt_xfer_event_kind kind, struct bt_xfer_event *out, int ms)
+static inline bool side_wait(struct side *s, enum bt_xfer_event_kind kind,
+                             struct bt_xfer_event *out, int ms)
 {
     uint64_t end = bt_clock_ns() + (uint64_t)ms * BT_NS_PER_MS;
     memset(out, 0, sizeof(*out));
@@ -106,9 +107,10 @@ static inline bool side_wait(struct side *s, enum bt_xfer_event_kind kind, struc
         if (now >= end) {
             return false;
         }
-        struct pollfd pfd = { .fd = s->efd, .events = POLLIN };
+        struct pollfd pfd = {.fd = s->efd, .events = POLLIN};
         uint64_t v;
-        if (poll(&pfd, 1, (int)((end - now) / BT_NS_PER_MS) + 1) > 0 && read(s->efd, &v, sizeof(v)) < 0) {
+        if (poll(&pfd, 1, (int)((end - now) / BT_NS_PER_MS) + 1) > 0 &&
+            read(s->efd, &v, sizeof(v)) < 0) {
             abort();
         }
     }
@@ -158,7 +160,8 @@ static inline void ticket_set(uint8_t t[BT_XFER_TICKET_BYTES], unsigned n)
 }
 
 /* Contents that depend on everything that could be mixed up. */
-static inline void page_fill(uint8_t *p, size_t n, unsigned ticket, unsigned group, unsigned layer, unsigned page)
+static inline void page_fill(uint8_t *p, size_t n, unsigned ticket, unsigned group, unsigned layer,
+                             unsigned page)
 {
     uint32_t v = ticket * 2654435761u + group * 40503u + layer * 9973u + page * 31u + 7;
     for (size_t i = 0; i < n; i++) {
@@ -167,7 +170,8 @@ static inline void page_fill(uint8_t *p, size_t n, unsigned ticket, unsigned gro
     }
 }
 
-static inline bool page_is(const uint8_t *p, size_t n, unsigned ticket, unsigned group, unsigned layer, unsigned page)
+static inline bool page_is(const uint8_t *p, size_t n, unsigned ticket, unsigned group,
+                           unsigned layer, unsigned page)
 {
     uint32_t v = ticket * 2654435761u + group * 40503u + layer * 9973u + page * 31u + 7;
     for (size_t i = 0; i < n; i++) {

@@ -1,0 +1,189 @@
+/* What arrives: every message is checked here and handed to the part it is for. Owns the ops of receives in flight.
+ * Trusts no field of a message. */
+
+#include <string.h>
+#include "base/assert.h"
+#include "base/mem.h"
+#include "transfer/xfer_int.h"
+
+static void on_ctrl(struct bt_xfer *x, struct xfer_peer *p, const uint8_t *data, size_t n)
+{
+    size_t waiting = atomic_fetch_add(&x->ctrl_in_bytes, n) + n;
+    struct xfer_node *node = NULL;
+    if (waiting <= x->o.ctrl_bytes_max) {
+        node = bt_calloc(1, sizeof(*node));
+    }
+    if (node != NULL) {
+        node->ev.data = bt_alloc(n);
+    }
+    if (node == NULL || node->ev.data == NULL) {
+        atomic_fetch_sub(&x->ctrl_in_bytes, n);
+        bt_free(node);
+        xfer_peer_down(x, p, BT_ERR_BUSY, "control messages are not read fast enough here");
+        return;
+    }
+    memcpy(node->ev.data, data, n);
+    node->ev.kind = BT_XFER_CTRL;
+    node->ev.peer = p->id;
+    node->ev.instance = p->instance;
+    node->ev.incoming = p->incoming;
+    node->ev.n_bytes = n;
+    x->st.ctrl_received++;
+    xfer_event(x, node);
+}
+
+/* An op for a receive by rendezvous; NULL: no memory, the connection is given up. */
+static struct xfer_op *recv_op(struct bt_xfer *x, struct xfer_peer *p, const struct xfer_head *h,
+                               uint8_t *dst)
+{
+    struct xfer_op *op = xfer_op_get(x);
+    if (op == NULL) {
+        xfer_broken(x, p, BT_ERR_NOMEM);
+        return NULL;
+    }
+    op->peer = p;
+    op->data = dst;
+    op->bytes = h->bytes;
+    op->head = *h;
+    if (p->n_share_sends + p->n_share_recvs == 0) {
+        p->progress_ns = x->now_ns;
+    }
+    p->n_recvs++;
+    return op;
+}
+
+static void share_done(struct bt_xfer *x, struct xfer_peer *p, struct xfer_landing *l,
+                       const struct xfer_head *h, const uint8_t *at, enum bt_status st)
+{
+    p->progress_ns = x->now_ns;
+    if (st == BT_OK && h->check != 0 && (bt_hash64(at, h->bytes, 0) | 1) != h->check) {
+        x->st.drop_checksum++;
+        xfer_broken(x, p, BT_ERR_PROTOCOL);
+        st = BT_ERR_PROTOCOL;
+    }
+    if (st != BT_OK) {
+        x->st.fail_receives++;
+    }
+    xfer_land_done(x, l, h, st);
+}
+
+static enum xfer_take on_share(struct bt_xfer *x, struct xfer_peer *p, const struct xfer_head *h,
+                               const uint8_t *data, struct xfer_op **out)
+{
+    uint8_t *dst;
+    struct xfer_landing *l = xfer_land_begin(x, p->id, h, &dst);
+    if (l == NULL) {
+        return XFER_TAKEN;
+    }
+    if (data != NULL) {
+        memcpy(dst, data, h->bytes);
+        share_done(x, p, l, h, dst, BT_OK);
+        return XFER_TAKEN;
+    }
+    struct xfer_op *op = recv_op(x, p, h, dst);
+    if (op == NULL) {
+        xfer_land_done(x, l, h, BT_ERR_NOMEM);
+        return XFER_TAKEN;
+    }
+    op->landing = l;
+    p->n_share_recvs++;
+    *out = op;
+    return XFER_RECV;
+}
+
+static enum xfer_take on_test(struct bt_xfer *x, struct xfer_peer *p, const struct xfer_head *h,
+                              const uint8_t *data, struct xfer_op **out)
+{
+    if (!p->incoming || p->state != PEER_TESTING || p->test_page != NULL) {
+        x->st.drop_malformed++;
+        return XFER_TAKEN;
+    }
+    if (data != NULL) {
+        xfer_greet_page(x, p, h, data);
+        return XFER_TAKEN;
+    }
+    p->test_page = bt_alloc(h->bytes);
+    if (p->test_page == NULL) {
+        xfer_broken(x, p, BT_ERR_NOMEM);
+        return XFER_TAKEN;
+    }
+    *out = recv_op(x, p, h, p->test_page);
+    if (*out == NULL) {
+        return XFER_TAKEN;
+    }
+    (*out)->is_test = true;
+    return XFER_RECV;
+}
+
+void xfer_received(struct bt_xfer *x, struct xfer_op *op, enum bt_status st)
+{
+    struct xfer_peer *p = op->peer;
+    BT_ASSERT(p->n_recvs > 0);
+    p->n_recvs--;
+    if (st != BT_OK) {
+        xfer_broken(x, p, st); /* a receive fails only with its connection */
+    }
+    if (op->landing != NULL) {
+        p->n_share_recvs--;
+        share_done(x, p, op->landing, &op->head, op->data, st);
+    } else if (st == BT_OK && p->state != PEER_CLOSING) {
+        xfer_greet_page(x, p, &op->head, op->data);
+    }
+    xfer_op_put(x, op);
+}
+
+/* D says nothing before the test page was right, so anything else from it implies READY. */
+static void imply_ready(struct bt_xfer *x, struct xfer_peer *p)
+{
+    if (p->state == PEER_TESTING && !p->incoming) {
+        xfer_peer_up(x, p);
+    }
+}
+
+enum xfer_take xfer_frame(struct bt_xfer *x, struct xfer_peer *p, const uint8_t *head,
+                          size_t head_bytes, const uint8_t *data, size_t bytes, struct xfer_op **op)
+{
+    struct xfer_head h;
+    if (p->state == PEER_CLOSING || p->state == PEER_REFUSED) {
+        return XFER_TAKEN;
+    }
+    if (!xfer_head_decode(head, head_bytes, bytes, &h) ||
+        (p->instance != 0 && h.instance != p->instance) ||
+        (data == NULL && bytes > 0 && h.kind != XFER_SHARE && h.kind != XFER_TEST)) {
+        x->st.drop_malformed++;
+        xfer_broken(x, p, BT_ERR_PROTOCOL);
+        return XFER_TAKEN;
+    }
+    p->rx_ns = x->now_ns;
+    switch (h.kind) {
+    case XFER_HELLO:
+        xfer_greet_hello(x, p, &h, data);
+        return XFER_TAKEN;
+    case XFER_WELCOME:
+        xfer_greet_welcome(x, p, &h);
+        return XFER_TAKEN;
+    case XFER_TEST:
+        return on_test(x, p, &h, data, op);
+    case XFER_REFUSE:
+        xfer_greet_refused(x, p, &h, data);
+        return XFER_TAKEN;
+    case XFER_READY:
+    case XFER_PING:
+        imply_ready(x, p);
+        return XFER_TAKEN;
+    case XFER_CTRL:
+        imply_ready(x, p);
+        break;
+    case XFER_SHARE:
+        break;
+    }
+    if (p->state != PEER_UP) {
+        x->st.drop_malformed++;
+        return XFER_TAKEN;
+    }
+    if (h.kind == XFER_SHARE) {
+        return on_share(x, p, &h, data, op);
+    }
+    on_ctrl(x, p, data, bytes);
+    return XFER_TAKEN;
+}

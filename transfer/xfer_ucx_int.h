@@ -1,0 +1,69 @@
+#ifndef BT_TRANSFER_XFER_UCX_INT_H
+#define BT_TRANSFER_XFER_UCX_INT_H
+
+/* The UCX wire's objects, shared by its two files: xfer_ucx.c (connections and messages) and xfer_ucx_setup.c
+ * (contexts, workers, listener, names of transports). */
+
+#include <poll.h>
+#include <ucp/api/ucp.h>
+#include "transfer/xfer_int.h"
+
+#define XFER_UCX_AM_ID        0
+#define XFER_UCX_REQUESTS_MAX 64 /* connection requests waiting; more are rejected */
+
+struct ucx_worker {
+    TAILQ_ENTRY(ucx_worker) link;
+    ucp_worker_h handle;
+    int efd;
+};
+TAILQ_HEAD(ucx_workers, ucx_worker);
+
+/* A set of transports. Made when first needed. */
+struct ucx_context {
+    ucp_context_h handle;      /* NULL: not made yet */
+    struct ucx_worker *shared; /* of all connections, unless own_workers; the listener's */
+    bool own_workers;          /* one for each connection: shared memory is in use */
+};
+enum { CONTEXT_NET, CONTEXT_LOCAL, N_CONTEXTS };
+
+struct ucx_conn {
+    struct bt_xfer *x;
+    struct xfer_peer *peer;
+    struct ucx_context *context;
+    struct ucx_worker *worker;
+    ucp_ep_h ep;
+};
+
+struct ucx_request {
+    ucp_conn_request_h handle;
+    char from[80];
+};
+
+struct ucx {
+    struct ucx_context contexts[N_CONTEXTS];
+    struct ucx_context *listening;
+    struct ucx_workers workers; /* all */
+    ucp_listener_h listener;
+    struct pollfd *pfds; /* of wait */
+    struct bt_map by_ep; /* ucp_ep_h to struct ucx_conn * */
+    struct ucx_request requests[XFER_UCX_REQUESTS_MAX];
+    unsigned n_requests;
+    unsigned n_spins; /* refusals to arm since the last progress */
+};
+
+/* xfer_ucx_setup.c */
+enum bt_status xfer_ucx_open(struct bt_xfer *x, const struct bt_xfer_opts *o, struct bt_err *err);
+void xfer_ucx_fini(struct bt_xfer *x);
+void xfer_ucx_describe(struct bt_xfer *x, struct xfer_peer *p, struct xfer_transport *t);
+/* The context for an address, made if need be. NULL: err has it. */
+struct ucx_context *xfer_ucx_context(struct bt_xfer *x, const char *address, struct bt_err *err);
+struct ucx_worker *xfer_ucx_worker_create(struct bt_xfer *x, ucp_context_h context,
+                                          const char **why);
+void xfer_ucx_worker_destroy(struct ucx *u, struct ucx_worker *w);
+
+/* xfer_ucx.c: what workers and listeners call */
+ucs_status_t xfer_ucx_on_am(void *arg, const void *head, size_t head_bytes, void *data,
+                            size_t bytes, const ucp_am_recv_param_t *param);
+void xfer_ucx_on_request(ucp_conn_request_h handle, void *arg);
+
+#endif
