@@ -3,10 +3,13 @@
 
 #include "text/template_int.h"
 
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "base/utf8.h"
 
 #define UNUSED_ARGS ((void)a, (void)raw)
 
@@ -177,16 +180,23 @@ static bool f_format(struct tev *ev, struct tv v, const struct tv *a, const stru
 static bool f_wordcount(struct tev *ev, struct tv v, const struct tv *a, const struct targs *raw,
                         struct tv *out)
 {
-    bool unsafe;
-    struct targs none = {0};
+    bool inside = false;
+    uint32_t cp;
 
     UNUSED_ARGS;
-    if (!bt_tv_to_str(ev, v, &v) ||
-        !bt_tev_call_func(ev, bt_tmethod_find(v, "split", 5, &unsafe), v, &none, out)) {
+    if (!bt_tv_to_str(ev, v, &v)) {
         return false;
     }
-    *out = tv_int(out->list->n);
-    return true;
+    *out = tv_int(0);
+    for (size_t i = 0, len; i < v.n; i += len) {
+        bool word;
+
+        len = bt_tstr_offset(v.s + i, v.n - i, 1);
+        word = bt_utf8_decode(v.s + i, len, &cp) > 0 && (cp == '_' || bt_tchar_alnum(cp));
+        out->i += word && !inside;
+        inside = word;
+    }
+    return bt_tev_steps(ev, v.n / 16);
 }
 
 static bool f_tojson(struct tev *ev, struct tv v, const struct tv *a, const struct targs *raw,
@@ -245,17 +255,10 @@ static bool f_int(struct tev *ev, struct tv v, const struct tv *a, const struct 
                   struct tv *out)
 {
     struct tv dflt = tv_missing(a[0]) ? tv_int(0) : a[0];
-    int64_t base, i = 0;
+    int64_t base = tv_missing(a[1]) ? 10 : a[1].type == TV_INT ? a[1].i : -1, i = 0;
     double f = 0;
 
     (void)raw;
-    if (!want_int(ev, a[1], 10, &base)) {
-        return false;
-    }
-    if (base != 0 && (base < 2 || base > 36)) {
-        *out = dflt;
-        return true;
-    }
     if (v.type == TV_UNDEF) {
         return bt_tev_undefined_error(ev, v);
     }
@@ -263,9 +266,11 @@ static bool f_int(struct tev *ev, struct tv v, const struct tv *a, const struct 
         *out = tv_int(v.type == TV_INT ? v.i : v.b);
         return true;
     }
-    if (v.type == TV_STR && parse_number(v, true, base, &i, NULL)) {
+    errno = 0;
+    if (v.type == TV_STR && (base == 0 || (base >= 2 && base <= 36)) &&
+        parse_number(v, true, base, &i, NULL)) {
         *out = tv_int(i);
-        return true;
+        return errno != ERANGE || bt_tev_fail(ev, "int: the number does not fit 64 bits");
     }
     *out = dflt;
     if (v.type != TV_FLOAT && !(v.type == TV_STR && parse_number(v, false, 10, NULL, &f))) {
@@ -351,7 +356,9 @@ static bool f_round(struct tev *ev, struct tv v, const struct tv *a, const struc
     }
     f = v.type == TV_FLOAT ? v.f : v.type == TV_INT ? (double)v.i : (double)v.b;
     if (tv_missing(a[1]) || tv_is(a[1], "common")) {
-        *out = v.type == TV_FLOAT ? tv_float(round_to(f, precision)) : v;
+        *out = v.type == TV_FLOAT ? tv_float(round_to(f, precision))
+               : v.type == TV_INT ? v
+                                  : tv_int(v.b);
         return true;
     }
     if (!tv_is(a[1], "ceil") && !tv_is(a[1], "floor")) {

@@ -360,6 +360,8 @@ bool bt_tev_call_func(struct tev *ev, const struct tfunc *f, struct tv self,
 bool bt_tev_args(struct tev *ev, const struct tnode *list, struct targs *out);
 bool bt_tev_assign(struct tev *ev, const struct tnode *target, struct tv v);
 bool bt_tev_binary(struct tev *ev, uint8_t op, struct tv a, struct tv b, struct tv *out);
+/* op as in N_CMP. */
+bool bt_tev_compare(struct tev *ev, uint8_t op, struct tv a, struct tv b, bool *out);
 bool bt_tev_contains(struct tev *ev, struct tv item, struct tv in, bool *out);
 bool bt_tev_set_var(struct tev *ev, const struct tname *name, struct tv v);
 bool bt_tev_lookup(struct tev *ev, const struct tname *name, struct tv *out);
@@ -420,6 +422,7 @@ uint32_t bt_tstr_count(const char *s, size_t n); /* characters */
 size_t bt_tstr_offset(const char *s, size_t n, uint32_t chars);
 bool bt_tchar_space(uint32_t cp);
 bool bt_tchar_printable(uint32_t cp);
+bool bt_tchar_alnum(uint32_t cp);
 enum tstrip { STRIP_LEFT = 1, STRIP_RIGHT = 2, STRIP_BOTH = 3 };
 bool bt_tstr_strip(struct tev *ev, struct tv s, struct tv chars, enum tstrip sides, struct tv *out);
 enum tcase {

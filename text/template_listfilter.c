@@ -353,6 +353,9 @@ static bool f_map(struct tev *ev, struct tv v, const struct tv *a, const struct 
     struct tlist *l, *mapped;
 
     (void)a;
+    if (!bt_tv_truth(v)) { /* nothing is not looked at, whatever its type */
+        return new_list(ev, LIST_ITER, 0, &l, out);
+    }
     if (raw->n_pos > 0) {
         f = raw->pos[0].type == TV_STR ? bt_tfilter_find(raw->pos[0].s, raw->pos[0].n) : NULL;
         if (f == NULL) {
@@ -403,6 +406,9 @@ static bool choose(struct tev *ev, struct tv v, const struct targs *raw, bool by
     struct targs rest = *raw;
     struct tlist *l, *kept;
 
+    if (!bt_tv_truth(v)) {
+        return new_list(ev, LIST_ITER, 0, &l, out);
+    }
     if (by_attr) {
         if (rest.n_pos == 0) {
             return bt_tev_fail(ev, "missing attribute name");

@@ -504,17 +504,22 @@ bool bt_tstr_percent(struct tev *ev, struct tv fmt, struct tv args, struct tv *o
             used = percent_spec(fmt.s + i, fmt.n - i, &p);
             i += used;
             ok = (used > 0 || bt_tev_fail(ev, "conversion in the format string not understood")) &&
-                 percent_value(ev, &p, v, &v) && bt_buf_add(&b, v.s, v.n);
+                 percent_value(ev, &p, v, &v);
+            if (ok) {
+                bt_buf_add(&b, v.s, v.n);
+            }
         }
     }
-    if (ok &&
-        ((args.type == TV_LIST && args.kind == LIST_TUPLE) ? next < args.list->n
-                                                           : next == 0 && args.type != TV_DICT)) {
+    /* One value must be used, a tuple to its end; what can be indexed might have been a mapping. */
+    bool tuple = args.type == TV_LIST && args.kind == LIST_TUPLE;
+    bool indexed = args.type == TV_LIST || args.type == TV_DICT || args.type == TV_UNDEF;
+
+    if (ok && (tuple ? next < args.list->n : next == 0 && !indexed)) {
         ok = bt_tev_fail(ev, "not all arguments of the format string were used");
     }
     if (!ok) {
         bt_buf_fini(&b);
-        return ev->failed ? false : bt_tev_nomem(ev);
+        return bt_tev_fail(ev, "text longer than %zu bytes", ev->out_max);
     }
     return bt_tev_take(ev, &b, out);
 }

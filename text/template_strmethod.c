@@ -577,7 +577,7 @@ static bool cat_numeric(uint32_t cp)
     return c >= UTF8PROC_CATEGORY_ND && c <= UTF8PROC_CATEGORY_NO;
 }
 
-static bool cat_alnum(uint32_t cp)
+bool bt_tchar_alnum(uint32_t cp)
 {
     return cat_alpha(cp) || cat_numeric(cp);
 }
@@ -614,7 +614,7 @@ CHARS_METHOD(m_isalpha, cat_alpha, false)
 CHARS_METHOD(m_isdecimal, cat_decimal, false)
 CHARS_METHOD(m_isdigit, cat_digit, false)
 CHARS_METHOD(m_isnumeric, cat_numeric, false)
-CHARS_METHOD(m_isalnum, cat_alnum, false)
+CHARS_METHOD(m_isalnum, bt_tchar_alnum, false)
 CHARS_METHOD(m_isspace, bt_tchar_space, false)
 CHARS_METHOD(m_isascii, cat_ascii, true)
 CHARS_METHOD(m_isprintable, bt_tchar_printable, true)
