@@ -6,11 +6,14 @@
 #define ISA_NAME "avx2"
 
 /* 6 x 16 outputs: 12 accumulators, two halves of a panel's row and two copies of x fill 16 registers. */
+#define UNROLL(n) _Pragma(UNROLL_TEXT(GCC unroll n))
+#define UNROLL_TEXT(x) #x
 #define GEMM_MR 6
 #define GEMM_NP 1
 #define GEMM_TILES(X) X(1, 1) X(2, 1) X(3, 1) X(4, 1) X(5, 1) X(6, 1)
 #define GEMM_TILE_TABLE {GEMM_TILES(TILE_ENTRY)}
 #define GEMV_NP 4
+#define GEMV_ROWS(T) GEMV_CASE(1, T) GEMV_CASE(2, T) GEMV_CASE(3, T) GEMV_CASE(4, T)
 #define GEMV_AHEAD 512
 #define ATTN_DOT_ROWS 1
 #define ATTN_PV_ROWS 2

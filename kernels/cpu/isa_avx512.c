@@ -6,6 +6,8 @@
 #define ISA_NAME "avx512"
 
 /* 12 x 32 outputs: 24 accumulators of 32 registers. */
+#define UNROLL(n) _Pragma(UNROLL_TEXT(GCC unroll n))
+#define UNROLL_TEXT(x) #x
 #define GEMM_MR 12
 #define GEMM_NP 2
 #define GEMM_ROWS(X, NP)                                                                                               \
@@ -13,6 +15,7 @@
 #define GEMM_TILES(X) GEMM_ROWS(X, 1) GEMM_ROWS(X, 2)
 #define GEMM_TILE_TABLE {GEMM_ROWS(TILE_ENTRY, 1)}, {GEMM_ROWS(TILE_ENTRY, 2)}
 #define GEMV_NP 4
+#define GEMV_ROWS(T) GEMV_CASE(1, T) GEMV_CASE(2, T) GEMV_CASE(3, T) GEMV_CASE(4, T)
 #define GEMV_AHEAD 512
 #define ATTN_DOT_ROWS 2
 #define ATTN_PV_ROWS 4

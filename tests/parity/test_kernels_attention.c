@@ -137,7 +137,8 @@ static void test_shape(const struct pk *p, struct shape s)
     seq_init(&q, s);
     reference(&q, ref);
     for (int i = 0; i < p->n; i++) {
-        for (size_t c = 0; c < 4; c++) {
+        bool slow = strcmp(p->isa[i], "plain-libm") == 0; /* one way of cutting is enough */
+        for (size_t c = slow ? 2 : 0; c < (slow ? 3 : 4); c++) {
             memset(q.kv.base, 0xff, q.kv_bytes);
             for (uint32_t t = 0; t < s.n_tokens; t += chunks[c]) {
                 uint32_t left = s.n_tokens - t;
