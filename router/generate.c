@@ -229,6 +229,10 @@ static bool check_prompts(const struct bt_router *r, const struct bt_gen_start *
         return bt_api_fail(e, BT_API_INVALID, "prompt", "prompt: must be 1 to %u prompts",
                            BT_PARAMS_PROMPTS_MAX);
     }
+    if (s->n_prompts * s->params->n > r->sequences_max) {
+        return bt_api_fail(e, BT_API_INVALID, "n", "%zu prompts with %u choices each: at most %u sequences in one request",
+                           s->n_prompts, s->params->n, r->sequences_max);
+    }
     for (size_t i = 0; i < s->n_prompts; i++) {
         const struct bt_gen_prompt *p = &s->prompts[i];
 

@@ -130,21 +130,27 @@ static size_t send_events(struct call *c)
 static void put_chunk(struct call *c, const struct bt_gen_piece *p, struct bt_openai_choice *ch)
 {
     const struct bt_params *params = bt_gen_params(c->gen);
-    struct bt_inf_usage usage = bt_gen_usage(c->gen);
-    struct bt_inf_timings timings = bt_gen_timings(c->gen);
-    const struct bt_inf_usage *u = c->q.continuous_usage ? &usage : NULL;
+    bool timings = p->last && params->timings;
+    struct bt_inf_usage u = {0};
+    struct bt_inf_timings t = {0};
 
+    if (c->q.continuous_usage) {
+        u = bt_gen_usage(c->gen);
+    }
+    if (timings) {
+        t = bt_gen_timings(c->gen);
+    }
     if (c->head.chat && p->first) {
         bt_buf_adds(&c->out, "data: ");
         bt_openai_open(&c->out, &c->head);
         bt_openai_put_role(&c->out, p->index);
-        bt_openai_close(&c->out, u, c->q.include_usage, NULL);
+        bt_openai_close(&c->out, c->q.continuous_usage ? &u : NULL, c->q.include_usage, NULL);
         bt_buf_adds(&c->out, "\n\n");
     }
     bt_buf_adds(&c->out, "data: ");
     bt_openai_open(&c->out, &c->head);
     bt_openai_put_choice(&c->out, &c->head, ch, p->index, params->sampling.logprobs);
-    bt_openai_close(&c->out, u, c->q.include_usage, p->last && params->timings ? &timings : NULL);
+    bt_openai_close(&c->out, c->q.continuous_usage ? &u : NULL, c->q.include_usage, timings ? &t : NULL);
     bt_buf_adds(&c->out, "\n\n");
 }
 

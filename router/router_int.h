@@ -34,6 +34,7 @@ struct bt_router {
     const char *model_name;
     uint64_t instance, started_unix;
     uint64_t request_timeout_ns; /* 0: none */
+    uint32_t sequences_max;      /* of one request: as many as may wait */
     struct bt_router_key *keys;
     size_t n_keys;
     bool draining;

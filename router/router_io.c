@@ -99,6 +99,7 @@ enum bt_status bt_router_start(struct bt_router *r, const struct bt_rt_opts *opt
         return st;
     }
     bt_map_init(&r->by_request_id, true);
+    r->sequences_max = opts->queue_max;
     tell_health(r);
     bt_timer_start(r->loop, &r->tick, TICK_NS, on_tick, r);
     return BT_OK;

@@ -466,7 +466,7 @@ static void test_limits(void)
     }
     FAKE_UNTIL(&c, c.router.metrics.refused[BT_REFUSED_QUEUE_FULL] >= 1);
     CHECK_EQ(fake_http_call(&c, "POST", "/v1/completions", NULL,
-                            "{\"prompt\":\"a\",\"n\":17,\"max_tokens\":9}", &body, head,
+                            "{\"prompt\":\"a\",\"n\":16,\"max_tokens\":9}", &body, head,
                             sizeof head),
              429);
     CHECK(strstr(head, "retry-after: 1") != NULL && has("rate_limit_error"));
