@@ -18,7 +18,7 @@ static void gemm_task(void *arg, uint32_t task, uint32_t thread)
     uint32_t row1 = r->g.n_rows - row0 < r->row_step ? r->g.n_rows : row0 + r->row_step;
     uint32_t panel1 = n_panels - panel0 < r->panel_step ? n_panels : panel0 + r->panel_step;
 
-    if (r->g.n_rows <= CPU_GEMV_ROWS) {
+    if (r->g.n_rows <= r->isa->gemv_rows_max) {
         r->isa->gemv(&r->g, panel0, panel1);
     } else {
         r->isa->gemm(&r->g, row0, row1, panel0, panel1, cpu_scratch(r->ctx, thread));

@@ -24,7 +24,6 @@
 #define CPU_PANEL       16U
 #define CPU_BLOCK       32U  /* k values in a block */
 #define CPU_SUPER       256U /* k values in a superblock of the K formats */
-#define CPU_GEMV_ROWS   4U   /* up to so many rows: straight from the packed panels */
 #define CPU_GEMM_ROWS   240U /* rows of x in one task; a multiple of every tile height */
 #define CPU_KB          256U /* k values expanded at a time; a multiple of CPU_SUPER */
 #define CPU_HEAD_DIM_MAX 512U
@@ -79,7 +78,8 @@ struct cpu_attn_tile {
 
 struct cpu_isa {
     const char *name;
-    /* Rows 0 … n_rows - 1 (at most CPU_GEMV_ROWS), panels [p0, p1). */
+    uint32_t gemv_rows_max; /* products of more rows go to gemm */
+    /* All n_rows (at most gemv_rows_max), panels [p0, p1): straight from the packed panels. */
     void (*gemv)(const struct cpu_gemm *g, uint32_t p0, uint32_t p1);
     /* Rows [r0, r1) (at most CPU_GEMM_ROWS), panels [p0, p1). scratch: CPU_SCRATCH_GEMM floats. */
     void (*gemm)(const struct cpu_gemm *g, uint32_t r0, uint32_t r1, uint32_t p0, uint32_t p1, float *scratch);
@@ -124,6 +124,13 @@ static inline const struct cpu_weight *cpu_weight_of(const struct bt_kweight *w)
 static inline float *cpu_scratch(const struct cpu_ctx *c, uint32_t thread)
 {
     return c->scratch + (size_t)thread * CPU_SCRATCH;
+}
+
+/* Bytes of 32 k of a panel; the superblock headers of the K formats are spread over their blocks. */
+static inline size_t cpu_block_bytes(enum bt_dtype dtype)
+{
+    static const uint16_t bytes[BT_DTYPE_COUNT] = {2048, 1024, 1024, 288, 320, 544, 2368 / 8, 4384 / 8};
+    return bytes[dtype];
 }
 
 /* Bytes of a panel of K columns. */

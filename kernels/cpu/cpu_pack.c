@@ -8,8 +8,6 @@
 
 size_t cpu_panel_bytes(enum bt_dtype dtype, uint32_t n_cols)
 {
-    size_t blocks = n_cols / CPU_BLOCK, supers = n_cols / CPU_SUPER;
-
     switch (dtype) {
     case BT_DTYPE_F32:
         return (size_t)n_cols * 64;
@@ -17,16 +15,8 @@ size_t cpu_panel_bytes(enum bt_dtype dtype, uint32_t n_cols)
         return (size_t)n_cols * 32;
     case BT_DTYPE_BF16:
         return ((size_t)n_cols + 1) / 2 * 64;
-    case BT_DTYPE_Q4_0:
-        return blocks * 288;
-    case BT_DTYPE_Q4_1:
-        return blocks * 320;
-    case BT_DTYPE_Q8_0:
-        return blocks * 544;
-    case BT_DTYPE_Q4_K:
-        return supers * 2368;
     default:
-        return supers * 4384;
+        return n_cols / CPU_BLOCK * cpu_block_bytes(dtype);
     }
 }
 

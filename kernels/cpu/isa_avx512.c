@@ -15,7 +15,11 @@
 #define GEMM_TILES(X) GEMM_ROWS(X, 1) GEMM_ROWS(X, 2)
 #define GEMM_TILE_TABLE {GEMM_ROWS(TILE_ENTRY, 1)}, {GEMM_ROWS(TILE_ENTRY, 2)}
 #define GEMV_NP 4
-#define GEMV_ROWS(T) GEMV_CASE(1, T) GEMV_CASE(2, T) GEMV_CASE(3, T) GEMV_CASE(4, T)
+#define GEMV_MR_MAX 8
+#define GEMV_ROWS(T)                                                                                                   \
+    GEMV_CASE(1, 4, T) GEMV_CASE(2, 4, T) GEMV_CASE(3, 4, T) GEMV_CASE(4, 4, T)                                        \
+    GEMV_CASE(5, 2, T) GEMV_CASE(6, 2, T) GEMV_CASE(7, 2, T) GEMV_CASE(8, 2, T)
+#define EXPAND_AHEAD 2048
 #define GEMV_AHEAD 512
 #define ATTN_DOT_ROWS 2
 #define ATTN_PV_ROWS 4
