@@ -364,6 +364,7 @@ void fake_stop(struct fake_cluster *c)
     bt_router_stop(&c->router);
     bt_net_loop_destroy(c->loop);
     bt_tokenizer_destroy(c->tok);
+    bt_template_destroy(c->tmpl);
     bt_buf_fini(&c->buf);
     bt_arena_fini(&c->arena);
     CHECK_EQ(bt_test_live_bytes(), 0);

@@ -52,6 +52,7 @@ struct fake_cluster {
     struct bt_net_loop *loop;
     struct bt_router router;
     struct bt_tokenizer *tok;
+    struct bt_template *tmpl; /* set by the test; destroyed by fake_stop */
     struct bt_http_server *http;
     struct bt_grpc_channel *client;
     struct fake_node nodes[4];

@@ -218,6 +218,80 @@ static void test_logprobs(void)
     fake_stop(&c);
 }
 
+static void test_chat(void)
+{
+    static const char source[] =
+        "{{ bos_token }}{% for m in messages %}{{ m.role[0] }}{{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}g{% endif %}{{ extra }}";
+    struct bt_err err = {0};
+    char expect[900];
+
+    fake_start(&c, 1, 1);
+    CHECK_EQ(bt_template_compile(source, strlen(source), &c.tmpl, &err), BT_OK);
+    c.router.tmpl = c.tmpl;
+    c.router.bos = "<s>";
+    c.nodes[1].hold = false;
+    /* "<s>uabg": one BOS, though the tokenizer would add one too. */
+    CHECK_EQ(
+        fake_post(
+            &c, "/v1/chat/completions",
+            "{\"messages\":[{\"role\":\"user\",\"content\":\"ab\"}],\"max_completion_tokens\":3,"
+            "\"logprobs\":true,\"top_logprobs\":1}",
+            &body),
+        200);
+    normalise(&body);
+    const char *w = want("uabg", 0, 3);
+
+    CHECK(has("\"prompt_tokens\":5,"));
+    snprintf(expect, sizeof expect,
+             "{\"id\":\"*\",\"object\":\"chat.completion\",\"created\":*,\"model\":\"fake\","
+             "\"choices\":[{\"index\":0,"
+             "\"message\":{\"role\":\"assistant\",\"content\":\"%s\"},\"logprobs\":{\"content\":[{"
+             "\"token\":\"%c\","
+             "\"logprob\":-0.125,\"bytes\":[%d],\"top_logprobs\":[{\"token\":\"%c\",\"logprob\":-0."
+             "125,\"bytes\":[%d]}]},",
+             w, w[0], w[0], w[0], w[0]);
+    CHECK(has(expect));
+    /* Parts, template variables, a stream: the role first, then content, the last chunk with the reason. */
+    CHECK_EQ(
+        fake_post(
+            &c, "/v1/chat/completions",
+            "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"ab\"}]}],"
+            "\"max_tokens\":1,\"stream\":true,\"chat_template_kwargs\":{\"extra\":\"q\"}}",
+            &body),
+        200);
+    normalise(&body);
+    snprintf(expect, sizeof expect,
+             "data: "
+             "{\"id\":\"*\",\"object\":\"chat.completion.chunk\",\"created\":*,\"model\":\"fake\","
+             "\"choices\":[{"
+             "\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"logprobs\":null,"
+             "\"finish_reason\":null}]}"
+             "\n\ndata: "
+             "{\"id\":\"*\",\"object\":\"chat.completion.chunk\",\"created\":*,\"model\":\"fake\","
+             "\"choices\":[{"
+             "\"index\":0,\"delta\":{\"content\":\"%s\"},\"logprobs\":null,\"finish_reason\":"
+             "\"length\"}]}\n\n"
+             "data: [DONE]\n\n",
+             want("uabgq", 0, 1));
+    CHECK_STR(body.data, expect);
+    CHECK_EQ(fake_post(&c, "/v1/chat/completions", "{\"messages\":[]}", &body), 400);
+    CHECK_EQ(
+        fake_post(&c, "/v1/chat/completions",
+                  "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\"}]}]}",
+                  &body),
+        400);
+    CHECK(has("only text parts"));
+    CHECK_EQ(fake_post(&c, "/v1/chat/completions",
+                       "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"tools\":[{\"type\":"
+                       "\"function\"}]}",
+                       &body),
+             400);
+    CHECK(has("\"param\":\"tools\""));
+    bt_buf_fini(&body);
+    fake_stop(&c);
+}
+
 static void test_errors(void)
 {
     static const struct {
@@ -524,6 +598,7 @@ int main(void)
     test_stream();
     test_text();
     test_logprobs();
+    test_chat();
     test_errors();
     test_endpoints();
     test_headers();
