@@ -230,7 +230,8 @@ static bool check_prompts(const struct bt_router *r, const struct bt_gen_start *
                            BT_PARAMS_PROMPTS_MAX);
     }
     if (s->n_prompts * s->params->n > r->sequences_max) {
-        return bt_api_fail(e, BT_API_INVALID, "n", "%zu prompts with %u choices each: at most %u sequences in one request",
+        return bt_api_fail(e, BT_API_INVALID, "n",
+                           "%zu prompts with %u choices each: at most %u sequences in one request",
                            s->n_prompts, s->params->n, r->sequences_max);
     }
     for (size_t i = 0; i < s->n_prompts; i++) {
@@ -660,7 +661,6 @@ static void choice_flush(struct gen_choice *ch)
             .tokens = g->r->scratch,
             .n_tokens = n,
             .finish = ch->ended && ch->pending.len == 0 ? ch->finish : 0,
-            .n_before = ch->n_out,
         };
 
         ch->n_out += (uint32_t)n;
@@ -673,12 +673,23 @@ static void choice_flush(struct gen_choice *ch)
     }
 }
 
+static void log_end(const struct bt_gen *g)
+{
+    struct bt_inf_usage u = bt_gen_usage(g);
+    uint64_t ms = (bt_net_loop_now(g->r->loop) - g->t_arrival) / BT_NS_PER_MS;
+
+    BT_LOG(BT_LOG_DEBUG, "router", g->request_id,
+           "done in %llu ms: %u prompt tokens, %u answer tokens, %s -> %s", (unsigned long long)ms,
+           u.prompt_tokens, u.completion_tokens, bt_gen_prefill_name(g), bt_gen_decode_name(g));
+}
+
 static void gen_flush(struct bt_gen *g)
 {
     for (uint32_t i = 0; i < g->n_choices && !g->over && !g->paused; i++) {
         choice_flush(&g->choices[i]);
     }
     if (!g->over && g->n_unfinished == 0) {
+        log_end(g);
         retire(g);
         g->events->on_end(g->user, g, NULL);
     }
@@ -700,16 +711,6 @@ void bt_gen_flush(struct bt_router *r)
 const struct bt_params *bt_gen_params(const struct bt_gen *g)
 {
     return &g->params;
-}
-
-const char *bt_gen_request_id(const struct bt_gen *g)
-{
-    return g->request_id;
-}
-
-uint32_t bt_gen_choices(const struct bt_gen *g)
-{
-    return g->n_choices;
 }
 
 const struct bt_gen_prompt *bt_gen_prompt(const struct bt_gen *g, uint32_t index)

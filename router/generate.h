@@ -35,9 +35,8 @@ struct bt_gen_piece {
     size_t len;
     const struct bt_sampled *tokens; /* counted tokens, each once; text may lag behind */
     size_t n_tokens;
-    uint32_t finish;   /* 0: more follows, 1 stop, 2 length: the last of this choice */
-    bool last;         /* of the request: usage and timings are complete */
-    uint32_t n_before; /* tokens of this choice in earlier pieces */
+    uint32_t finish; /* 0: more follows, 1 stop, 2 length: the last of this choice */
+    bool last;       /* of the request: usage and timings are complete */
 };
 
 struct bt_gen_events {
@@ -69,8 +68,6 @@ bool bt_gen_abort(struct bt_router *r, const char *request_id);
 
 /* In callbacks. */
 const struct bt_params *bt_gen_params(const struct bt_gen *g);
-const char *bt_gen_request_id(const struct bt_gen *g);
-uint32_t bt_gen_choices(const struct bt_gen *g);
 const struct bt_gen_prompt *bt_gen_prompt(const struct bt_gen *g, uint32_t index);
 /* Log-probabilities of prompt positions 1 … n - 1, for echo; NULL: not asked for. */
 const struct bt_sampled *bt_gen_prompt_logprobs(const struct bt_gen *g, uint32_t index);

@@ -13,6 +13,7 @@
 
 #define POOL_BYTES ((size_t)4 << 10) /* longer bodies are parsed and tokenized on the pool */
 #define ID_MAX     200
+#define BODIES_MAX ((size_t)512 << 20) /* bytes of all bodies being read */
 #define JSON       "application/json"
 
 struct call {
@@ -20,6 +21,7 @@ struct call {
     struct bt_http_stream *s; /* NULL: gone */
     enum bt_openai_kind kind;
     struct bt_buf body;
+    size_t body_bytes; /* counted in the router's sum */
     char request_id[ID_MAX + 1];
     char id[ID_MAX + 16]; /* of the answer */
     uint64_t t_arrival, prepare_ns;
@@ -39,8 +41,15 @@ struct call {
     struct bt_buf out;
 };
 
+static void uncount_body(struct call *c)
+{
+    c->r->body_bytes -= c->body_bytes;
+    c->body_bytes = 0;
+}
+
 static void call_free(struct call *c)
 {
+    uncount_body(c);
     for (uint32_t i = 0; i < c->n_choices; i++) {
         bt_openai_choice_fini(&c->choices[i]);
     }
@@ -150,7 +159,8 @@ static void put_chunk(struct call *c, const struct bt_gen_piece *p, struct bt_op
     bt_buf_adds(&c->out, "data: ");
     bt_openai_open(&c->out, &c->head);
     bt_openai_put_choice(&c->out, &c->head, ch, p->index, params->sampling.logprobs);
-    bt_openai_close(&c->out, c->q.continuous_usage ? &u : NULL, c->q.include_usage, timings ? &t : NULL);
+    bt_openai_close(&c->out, c->q.continuous_usage ? &u : NULL, c->q.include_usage,
+                    timings ? &t : NULL);
     bt_buf_adds(&c->out, "\n\n");
 }
 
@@ -349,6 +359,7 @@ static void go_on(void *arg)
     struct call *c = arg;
 
     c->working = false;
+    uncount_body(c);
     if (c->s == NULL) {
         call_free(c);
         return;
@@ -366,8 +377,21 @@ static void go_on(void *arg)
 static void on_data(struct bt_http_stream *s, void *user, const char *data, size_t len)
 {
     struct call *c = user;
+    struct bt_api_err e = {0};
 
-    if (!c->responded && !bt_buf_add(&c->body, data, len)) {
+    if (c->responded) {
+        return;
+    }
+    if (c->r->body_bytes + len > BODIES_MAX) {
+        (void)bt_api_fail(&e, BT_API_EXHAUSTED, NULL,
+                          "too much request data at once; try again later");
+        e.retry_ns = BT_NS_PER_S;
+        reply_error(c, &e);
+        return;
+    }
+    c->r->body_bytes += len;
+    c->body_bytes += len;
+    if (!bt_buf_add(&c->body, data, len)) {
         bt_http_reset(s, BT_HTTP_INTERNAL);
     }
 }

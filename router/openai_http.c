@@ -142,12 +142,32 @@ static void get_models(struct bt_router *r, struct bt_http_stream *s)
     reply_buf(s, 200, JSON, &b);
 }
 
+/* "a%2Fb" → "a/b", cut at cap. */
+static void percent_decode(const char *s, char *out, size_t cap)
+{
+    size_t n = 0;
+
+    while (*s != '\0' && n + 1 < cap) {
+        unsigned byte = 0;
+
+        if (s[0] == '%' && strspn(s + 1, "0123456789abcdefABCDEF") >= 2 &&
+            sscanf(s + 1, "%2x", &byte) == 1) {
+            out[n++] = (char)byte;
+            s += 3;
+        } else {
+            out[n++] = *s++;
+        }
+    }
+    out[n] = '\0';
+}
+
 static void get_model(struct bt_router *r, struct bt_http_stream *s)
 {
-    const char *name = bt_http_stream_request(s)->path + strlen("/v1/models/");
+    char name[512];
     struct bt_api_err e = {0};
     struct bt_buf b = {0};
 
+    percent_decode(bt_http_stream_request(s)->path + strlen("/v1/models/"), name, sizeof name);
     if (strcmp(name, r->model_name) != 0) {
         (void)bt_api_fail(&e, BT_API_NOT_FOUND, "model", "model \"%.200s\" is not served here",
                           name);

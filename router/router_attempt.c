@@ -190,8 +190,10 @@ static void blame(struct bt_rt_core *c, struct rt_seq *s, enum bt_role role)
     struct rt_node *p = bt_rt_node(c, s->leg[BT_ROLE_PREFILL].session);
     struct rt_node *d = bt_rt_node(c, s->leg[BT_ROLE_DECODE].session);
 
+    s->prefer = 0;
     if (role == BT_ROLE_DECODE) {
         avoid(s, d, AVOID_REPORTER);
+        s->prefer = p != NULL && s->prefill_answered ? p->hello.instance : 0;
     } else if (p != NULL) {
         avoid(s, p, d == NULL ? AVOID_REPORTER : AVOID_OTHER);
         avoid(s, d, AVOID_OTHER);

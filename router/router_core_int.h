@@ -72,6 +72,7 @@ struct rt_seq {
         uint32_t weight;
     } avoid[RT_AVOID_MAX];
     uint32_t n_avoid;
+    uint64_t prefer; /* prefill instance that has computed the prompt already; 0: none */
     /* the attempt */
     struct rt_leg leg[2]; /* by enum bt_role */
     bool decode_began, prefill_answered;

@@ -38,6 +38,7 @@ struct bt_router {
     struct bt_router_key *keys;
     size_t n_keys;
     bool draining;
+    size_t body_bytes; /* of requests that are being read */
     struct bt_router_metrics metrics;
     /* generate.c */
     struct bt_map by_request_id; /* request id → address of its struct bt_gen */

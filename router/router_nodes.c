@@ -305,14 +305,18 @@ uint32_t bt_rt_core_context(const struct bt_rt_core *c)
     return bt_rt_context_of(c, c->served, true);
 }
 
+/* A prefill node that still has the prompt is worth less than a decode node that failed before. */
 static uint32_t penalty(const struct rt_seq *s, const struct rt_node *n)
 {
+    uint32_t other =
+        s->prefer != 0 && n->hello.role == BT_ROLE_PREFILL && n->hello.instance != s->prefer;
+
     for (uint32_t i = 0; i < s->n_avoid; i++) {
         if (s->avoid[i].instance == n->hello.instance) {
-            return s->avoid[i].weight;
+            return 2 * s->avoid[i].weight + other;
         }
     }
-    return 0;
+    return other;
 }
 
 static uint64_t prefill_cost(const struct rt_node *n)

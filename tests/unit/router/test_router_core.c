@@ -385,6 +385,7 @@ static void test_retry(void)
     CHECK_EQ(SUBMIT(2)->last_token, 102);
     CHECK_EQ(SUBMIT(2)->max_tokens, 9);
     CHECK_EQ(SUBMIT(3)->session, ds == d[0] ? d[1] : d[0]);
+    CHECK_EQ(SUBMIT(2)->session, ps); /* it may still have the pages */
     CHECK_EQ(bt_rt_core_stats(core)->migrated, 1);
     /* Old tickets say nothing any more. */
     output(ds, &t, 3, 999, 1, 0, false);
@@ -756,6 +757,46 @@ static void test_reconnect(void)
     end();
 }
 
+/* Each allocation of a start fails once: nothing is left behind, the next start works. */
+static void test_memory(void)
+{
+    bool fired = true;
+
+    begin();
+    uint64_t p = join(BT_ROLE_PREFILL, 1, "p0");
+
+    join(BT_ROLE_DECODE, 2, "d0");
+    start(5); /* the action list has its size now */
+    for (uint64_t at = 0; fired; at++) {
+        static const uint32_t prompt[] = {1, 2};
+        struct bt_sampling sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = 1};
+        uint64_t seq = 0;
+
+        clear();
+        bt_test_fail_alloc(at);
+        enum bt_status st = bt_rt_seq_start(core, now,
+                                            &(struct bt_rt_seq_start){.request_id = "r",
+                                                                      .tokens = prompt,
+                                                                      .n_prompt = 2,
+                                                                      .sampling = &sampling,
+                                                                      .deadline = UINT64_MAX},
+                                            &seq);
+
+        fired = bt_test_fail_alloc_off();
+        drain();
+        if (st == BT_OK) {
+            tick(1);
+            output(p, &SUBMIT(0)->ticket, 0, 100, 1, 2, true);
+            CHECK_EQ(n_ends, 1);
+        } else {
+            CHECK_EQ(st, BT_ERR_NOMEM);
+        }
+        CHECK_EQ(bt_rt_core_stats(core)->running, 1);
+        CHECK_EQ(bt_rt_core_stats(core)->waiting, 0);
+    }
+    end();
+}
+
 int main(void)
 {
     test_one_answer();
@@ -773,5 +814,6 @@ int main(void)
     test_limits();
     test_late_stats();
     test_reconnect();
+    test_memory();
     return bt_test_done();
 }
