@@ -433,6 +433,8 @@ void bt_dc_on_engine_failed(struct bt_dc_core *c, uint64_t now, uint64_t job, en
     j->engine_knows = false;
     if (j->state == JOB_LEASING) {
         act_refuse(c, j->conn, &j->head.ticket, reason, c->text);
+    } else {
+        job_revoke_at_peer(c, j);
     }
     job_fail(c, j, reason, c->text);
 }
@@ -496,13 +498,11 @@ static struct bt_msg_output *act_output(struct bt_dc_core *c, struct dc_job *j, 
 
 static struct bt_msg_leg_stats leg_stats(const struct dc_job *j, uint64_t now)
 {
-    uint32_t moved = j->req.n_tokens < j->req.n_prompt ? j->req.n_tokens : j->req.n_prompt;
-
     return (struct bt_msg_leg_stats){
         .transfer_ns = j->move_ns,
         .transfer_tail_ns = j->t_full > j->t_handoff ? j->t_full - j->t_handoff : 0,
         .decode_ns = now - j->t_run,
-        .transferred_tokens = j->bytes > 0 ? moved : 0,
+        .transferred_tokens = j->bytes > 0 ? j->req.n_prompt : 0,
         .transferred_bytes = j->bytes,
     };
 }
@@ -624,11 +624,17 @@ static void on_forget(struct bt_dc_core *c, uint64_t conn, struct dc_job *j,
 
     if (p != NULL && p->conn == conn) {
         parked_drop(c, p);
+        return;
+    }
+    /* 0: P has seen no grant. Another generation's answer must not end this lease. */
+    if (j == NULL || j->conn != conn || (m->generation != 0 && m->generation != j->generation)) {
+        c->stats.stale++;
+        return;
     }
     /* P tells the router itself why (token 0 ended the answer, cancelled, failed): a second report
      * from here could overtake it and start a retry. Once the sequence runs from D's own pages P's
      * word no longer counts. */
-    if (j != NULL && j->conn == conn && (j->state == JOB_LEASING || j->state == JOB_LANDING)) {
+    if (j->state == JOB_LEASING || j->state == JOB_LANDING) {
         job_end(c, j);
     }
 }

@@ -138,7 +138,7 @@ enum bt_status bt_node_health_start(struct bt_node *n, struct bt_err *err)
                                    &p->http, err);
     }
     if (st != BT_OK) {
-        bt_err_prefix(err, "--health: ");
+        bt_err_prefix(err, "--health");
         return st;
     }
     bt_grpc_server_attach(p->grpc, p->http);

@@ -333,7 +333,7 @@ static enum bt_status all_routers_loopback(const char *routers, bool *all, struc
         enum bt_status st = bt_hostport_parse(one, -1, &hp, err);
 
         if (st != BT_OK) {
-            bt_err_prefix(err, "--router: ");
+            bt_err_prefix(err, "--router");
             return st;
         }
         *all = *all && bt_hostport_is_loopback(&hp);
@@ -365,7 +365,7 @@ static enum bt_status transfer_address(struct bt_node *n, char out[BT_ADDR_TEXT_
     }
     st = bt_hostport_parse(n->cfg.transfer, 0, &hp, err);
     if (st != BT_OK) {
-        bt_err_prefix(err, "--transfer: ");
+        bt_err_prefix(err, "--transfer");
         return st;
     }
     if (bt_hostport_is_any(&hp)) {

@@ -276,7 +276,7 @@ static enum bt_status parse_names(struct bt_router_link *r, struct bt_err *err)
         enum bt_status st = bt_hostport_parse(one, -1, &nm->hp, err);
 
         if (st != BT_OK) {
-            bt_err_prefix(err, "--router: ");
+            bt_err_prefix(err, "--router");
             return st;
         }
         nm->link = r;

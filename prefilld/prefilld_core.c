@@ -32,8 +32,10 @@ struct pf_job {
     uint32_t router;
     uint64_t peer_instance; /* 0: no decode leg */
     uint32_t n_tokens, n_pages;
-    uint64_t t_submit, t_start, t_token; /* ns */
+    uint64_t t_submit, t_start; /* ns */
+    uint64_t t_progress;        /* ns: token 0, the grant, or a push that ended */
     bool want_logprobs;
+    bool engine_knows;
     bool started_sent, granted, handed, has_token;
     uint64_t generation;
     uint64_t conn;                              /* connection that `started` went over */
@@ -264,7 +266,9 @@ static void job_finish_ending(struct bt_pf_core *c, struct pf_job *j)
     if (j->pushes_open > 0) {
         return;
     }
-    act(c, BT_PF_ENGINE_RELEASE)->job = j->head.id;
+    if (j->engine_knows) {
+        act(c, BT_PF_ENGINE_RELEASE)->job = j->head.id;
+    }
     job_free_memory(j);
     bt_ticket_table_remove(&c->jobs, j);
 }
@@ -272,7 +276,7 @@ static void job_finish_ending(struct bt_pf_core *c, struct pf_job *j)
 /* Ends a job in any state but ENDING; the engine forgets it once no send is in flight. */
 static void job_end(struct bt_pf_core *c, struct pf_job *j)
 {
-    if (j->state == JOB_QUEUED || j->state == JOB_COMPUTING) {
+    if (j->engine_knows && j->state != JOB_HELD) {
         act(c, BT_PF_ENGINE_CANCEL)->job = j->head.id;
     }
     if (j->pushes_open > 0) {
@@ -356,6 +360,7 @@ void bt_pf_on_submit(struct bt_pf_core *c, uint64_t now, uint32_t router,
         act_end(c, router, &s->ticket, BT_ATTEMPT_REFUSED, "out of memory");
         return;
     }
+    j->engine_knows = true;
     struct bt_pf_action *a = act(c, BT_PF_ENGINE_SUBMIT);
 
     a->job = j->head.id;
@@ -429,6 +434,7 @@ void bt_pf_on_engine_failed(struct bt_pf_core *c, uint64_t now, uint64_t job, en
     if (j == NULL) {
         return;
     }
+    j->engine_knows = false;
     job_forget_at_peer(c, j);
     snprintf(c->text, sizeof c->text, "%s", text);
     job_fail(c, j,
@@ -531,7 +537,7 @@ void bt_pf_on_engine_token(struct bt_pf_core *c, uint64_t now, uint64_t job, uin
         return;
     }
     job_set_state(j, JOB_HELD);
-    j->t_token = now;
+    j->t_progress = now;
     j->index = index;
     j->first = *s;
     j->has_token = true;
@@ -586,6 +592,7 @@ void bt_pf_on_engine_preempted(struct bt_pf_core *c, uint64_t now, uint64_t job)
     (void)now;
     begin(c);
     if (j != NULL) {
+        j->engine_knows = false;
         job_forget_at_peer(c, j);
         job_fail(c, j, BT_ATTEMPT_PREEMPTED, "the prefill node ran out of pages");
     }
@@ -671,16 +678,19 @@ void bt_pf_on_peer_down(struct bt_pf_core *c, uint64_t now, uint64_t conn, const
     }
 }
 
-static void on_grant(struct bt_pf_core *c, uint64_t conn, struct pf_job *j,
+static void on_grant(struct bt_pf_core *c, uint64_t now, uint64_t conn, struct pf_job *j,
                      const struct bt_control *m)
 {
     if (j == NULL || !j->started_sent || j->conn != conn || j->granted ||
         m->grant.n_groups != c->opts.n_groups) {
         c->stats.stale++;
-        act_control(c, conn, BT_CONTROL_FORGET, &m->ticket)->generation = m->generation;
+        if (j == NULL || !j->granted || j->generation != m->generation) {
+            act_control(c, conn, BT_CONTROL_FORGET, &m->ticket)->generation = m->generation;
+        }
         return;
     }
     j->granted = true;
+    j->t_progress = now;
     j->generation = m->generation;
     for (uint32_t g = 0; g < c->opts.n_groups; g++) {
         j->first_page[g] = m->grant.first_page[g];
@@ -701,11 +711,10 @@ void bt_pf_on_control(struct bt_pf_core *c, uint64_t now, uint64_t conn, const s
     bool match = j != NULL && j->started_sent && j->conn == conn &&
                  (!j->granted || j->generation == m->generation);
 
-    (void)now;
     begin(c);
     switch (m->kind) {
     case BT_CONTROL_GRANT:
-        on_grant(c, conn, j, m);
+        on_grant(c, now, conn, j, m);
         return;
     case BT_CONTROL_REFUSE:
         if (j != NULL && j->started_sent && j->conn == conn) {
@@ -739,10 +748,10 @@ void bt_pf_on_pushed(struct bt_pf_core *c, uint64_t now, uint64_t job, enum bt_s
 {
     struct pf_job *j = bt_ticket_table_by_id(&c->jobs, job);
 
-    (void)now;
     begin(c);
     BT_ASSERT(j != NULL && j->pushes_open > 0);
     j->pushes_open--;
+    j->t_progress = now;
     if (j->state == JOB_ENDING) {
         job_finish_ending(c, j);
     } else if (st != BT_OK) {
@@ -762,7 +771,7 @@ static void check_job(struct bt_pf_core *c, struct pf_job *j, uint64_t now)
     }
     if (!j->started_sent && now - j->t_start > c->opts.unreachable_ns) {
         job_fail(c, j, BT_ATTEMPT_RETRY, "the decode node cannot be reached from the prefill node");
-    } else if (j->state == JOB_HELD && now - j->t_token > c->opts.grant_ns) {
+    } else if (j->state == JOB_HELD && now - j->t_progress > c->opts.grant_ns) {
         job_forget_at_peer(c, j);
         job_fail(c, j, BT_ATTEMPT_RETRY,
                  j->granted ? "the decode node did not confirm the hand-off in time"

@@ -29,7 +29,8 @@ struct bt_pf_opts {
     uint64_t
         reconnect_ns; /* first pause before a peer is dialled again; doubles up to 16 times that */
     uint64_t unreachable_ns; /* a started prompt waits so long for its peer's connection */
-    uint64_t grant_ns;       /* a computed prompt waits so long for its grant, then for done */
+    uint64_t grant_ns;       /* a computed prompt waits so long for its grant, then for done; each
+                                push that ends starts it anew */
 };
 
 enum bt_pf_action_kind {

@@ -668,8 +668,190 @@ static void test_peer_lost(unsigned seed)
     world_check_idle(&w);
 }
 
+/* ---- single steps ---- */
+
+static void d_control(struct world *w, enum bt_control_kind kind, uint64_t generation)
+{
+    struct bt_control m = {.kind = kind, .ticket = w->tickets[0], .generation = generation};
+
+    if (kind == BT_CONTROL_STARTED) {
+        m.started.n_tokens = w->n_tokens_of[0];
+    }
+    bt_dc_on_control(w->d, w->now, CONN, &m);
+}
+
+static void p_control(struct world *w, enum bt_control_kind kind, uint64_t generation)
+{
+    struct bt_control m = {.kind = kind, .ticket = w->tickets[0], .generation = generation};
+
+    if (kind == BT_CONTROL_GRANT) {
+        m.grant.n_groups = 1;
+    }
+    bt_pf_on_control(w->p, w->now, CONN, &m);
+}
+
+/* One request of 8 tokens that D has leased pages for; its generation. */
+static uint64_t d_landing(struct world *w)
+{
+    uint32_t ids[2] = {0}, first[1] = {0};
+    const uint32_t *tables[1] = {ids};
+
+    world_start(w, 1);
+    add_request(w, 8, 4);
+    w->n = 0;
+    submit(w, 0, false);
+    d_control(w, BT_CONTROL_STARTED, 0);
+    uint64_t job = bt_dc_core_actions(w->d)->items[0].job;
+
+    run_d(w);
+    bt_dc_on_engine_landed(w->d, w->now, job, 2, first, tables);
+    run_d(w);
+    return w->land[0].generation;
+}
+
+static void d_closed(struct world *w)
+{
+    w->land[0].open = false;
+    bt_dc_on_land_closed(w->d, w->now, &w->tickets[0], w->land[0].generation);
+    run_d(w);
+}
+
+static void test_forget_of_another_generation(void)
+{
+    static struct world w;
+    uint64_t generation = d_landing(&w);
+    uint64_t stale = bt_dc_core_stats(w.d)->stale;
+
+    d_control(&w, BT_CONTROL_FORGET, generation + 1);
+    CHECK_EQ(bt_dc_core_actions(w.d)->n, 0);
+    CHECK_EQ(bt_dc_core_stats(w.d)->stale, stale + 1);
+    CHECK_EQ(bt_dc_core_jobs(w.d), 1);
+    d_control(&w, BT_CONTROL_FORGET, generation);
+    CHECK(bt_dc_core_actions(w.d)->n > 0);
+    run_d(&w);
+    d_closed(&w);
+    world_check_idle(&w);
+}
+
+static void test_engine_failure_revokes(void)
+{
+    static struct world w;
+    uint64_t generation = d_landing(&w);
+    bool revoked = false;
+    uint64_t job = 0;
+
+    for (int i = 0; i < MAX_JOBS; i++) {
+        job = w.de[i].job != 0 ? w.de[i].job : job;
+    }
+    memset(w.de, 0, sizeof w.de);
+    bt_dc_on_engine_failed(w.d, w.now, job, BT_ERR_DEVICE, "test");
+    const struct bt_dc_actions *list = bt_dc_core_actions(w.d);
+
+    for (size_t i = 0; i < list->n; i++) {
+        revoked = revoked || (list->items[i].kind == BT_DC_CONTROL &&
+                              list->items[i].control.kind == BT_CONTROL_REVOKE &&
+                              list->items[i].control.generation == generation);
+        CHECK(list->items[i].kind != BT_DC_ENGINE_RELEASE);
+    }
+    CHECK(revoked);
+    d_closed(&w);
+    world_check_idle(&w);
+}
+
+/* A prompt computed and granted, with one push under way; its job. */
+static uint64_t p_held(struct world *w, uint64_t generation)
+{
+    uint32_t ids[2] = {0};
+    struct bt_sampled s = {.token = 100};
+
+    world_start(w, 1);
+    add_request(w, 8, 4);
+    w->n = 0;
+    submit(w, 0, true);
+    uint64_t job = w->pe[0].job;
+
+    bt_pf_on_engine_started(w->p, w->now, job);
+    p_control(w, BT_CONTROL_GRANT, generation);
+    for (uint32_t l = 0; l < N_LAYERS; l++) {
+        bt_pf_on_engine_pages(w->p, w->now, job, 0, l, 0, 2, ids);
+    }
+    bt_pf_on_engine_token(w->p, w->now, job, 0, &s, 0);
+    return job;
+}
+
+static void test_slow_transfer_is_not_stuck(void)
+{
+    static struct world w;
+    uint64_t job = p_held(&w, 5);
+
+    /* Longer than the deadline in all, never without progress for so long. */
+    for (uint32_t l = 0; l < N_LAYERS; l++) {
+        w.now += 900000;
+        bt_pf_on_tick(w.p, w.now);
+        CHECK_EQ(bt_pf_core_actions(w.p)->n, 0);
+        bt_pf_on_pushed(w.p, w.now, job, BT_OK);
+    }
+    w.now += 900000;
+    bt_pf_on_tick(w.p, w.now);
+    CHECK_EQ(bt_pf_core_actions(w.p)->n, 0);
+    w.now += 200000; /* and nothing from D */
+    bt_pf_on_tick(w.p, w.now);
+    CHECK(bt_pf_core_actions(w.p)->n > 0);
+    run_p(&w);
+    CHECK_EQ(w.ended[0], 1);
+    world_check_idle(&w);
+}
+
+static void test_second_grant_is_stale(void)
+{
+    static struct world w;
+    uint64_t job = p_held(&w, 5);
+    uint64_t stale = bt_pf_core_stats(w.p)->stale;
+
+    p_control(&w, BT_CONTROL_GRANT, 5);
+    CHECK_EQ(bt_pf_core_actions(w.p)->n, 0);
+    p_control(&w, BT_CONTROL_GRANT, 6);
+    CHECK_EQ(bt_pf_core_actions(w.p)->n, 1);
+    CHECK_EQ(bt_pf_core_actions(w.p)->items[0].control.kind, BT_CONTROL_FORGET);
+    CHECK_EQ(bt_pf_core_actions(w.p)->items[0].control.generation, 6);
+    CHECK_EQ(bt_pf_core_stats(w.p)->stale, stale + 2);
+    p_control(&w, BT_CONTROL_DONE, 6); /* another lease's */
+    CHECK_EQ(bt_pf_core_actions(w.p)->n, 0);
+    p_control(&w, BT_CONTROL_DONE, 5);
+    run_p(&w);
+    for (uint32_t l = 0; l < N_LAYERS; l++) {
+        bt_pf_on_pushed(w.p, w.now, job, BT_OK);
+        run_p(&w);
+    }
+    world_check_idle(&w);
+}
+
+/* An engine that did not take a job is not told of its end. */
+static void test_submit_refused_by_engine(void)
+{
+    static struct world w;
+
+    world_start(&w, 1);
+    add_request(&w, 8, 4);
+    w.n = 0;
+    submit(&w, 0, true);
+    uint64_t job = w.pe[0].job;
+
+    w.pe[0] = (struct engine_job){0};
+    bt_pf_on_engine_failed(w.p, w.now, job, BT_ERR_BUSY, "test");
+    CHECK_EQ(bt_pf_core_actions(w.p)->n, 1);
+    CHECK_EQ(bt_pf_core_actions(w.p)->items[0].kind, BT_PF_ATTEMPT_END);
+    CHECK_EQ(bt_pf_core_actions(w.p)->items[0].end.reason, BT_ATTEMPT_REFUSED);
+    world_check_idle(&w);
+}
+
 int main(void)
 {
+    test_forget_of_another_generation();
+    test_engine_failure_revokes();
+    test_slow_transfer_is_not_stuck();
+    test_second_grant_is_stale();
+    test_submit_refused_by_engine();
     for (unsigned seed = 1; seed <= 2000; seed++) {
         test_random_order(seed);
         test_random_cancel(seed);
