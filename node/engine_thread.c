@@ -16,8 +16,11 @@
 #include "net/loop.h"
 
 #define EVENT_RING 8192
-#define CMDS_PER_JOB                                                                               \
-    8 /* submit/land, begin, quarantine, cancel, release: each at most once, and room */
+/* Submit or land, begin, quarantine, cancel, release: each at most once for a job. The first is
+ * refused while the ring has less room than the others of max_jobs jobs may need. */
+#define CMDS_PER_JOB  5
+#define CMDS_TO_END   4
+#define CMDS_WAITING  4 /* submits waiting for a busy engine, in max_jobs */
 
 enum cmd_kind {
     CMD_SUBMIT,
@@ -58,6 +61,7 @@ struct bt_engine_thread {
     struct bt_net_loop *loop;
     struct bt_inbox *inbox;
     struct bt_ring *cmds;
+    size_t cmds_busy; /* so many commands waiting: no new job */
     bt_engine_ev_fn *handle;
     void *arg;
     pthread_t thread;
@@ -473,7 +477,7 @@ enum bt_status bt_engine_thread_start(struct bt_net_loop *l, struct bt_engine *e
                                       struct bt_engine_thread **out)
 {
     struct bt_engine_thread *t = bt_calloc(1, sizeof *t);
-    size_t n_cmds = (size_t)max_jobs * CMDS_PER_JOB + 16;
+    size_t n_cmds = (size_t)max_jobs * (CMDS_PER_JOB + CMDS_WAITING) + 1; /* and the stop */
 
     if (t == NULL) {
         bt_engine_destroy(e);
@@ -485,6 +489,7 @@ enum bt_status bt_engine_thread_start(struct bt_net_loop *l, struct bt_engine *e
     t->arg = arg;
     t->max_jobs = max_jobs;
     t->stash_cap = n_cmds;
+    t->cmds_busy = n_cmds - 1 - (size_t)max_jobs * CMDS_TO_END;
     pthread_mutex_init(&t->mutex, NULL);
     t->jobs = bt_calloc(max_jobs, sizeof *t->jobs);
     t->seq_job_slot = bt_calloc(max_jobs, sizeof *t->seq_job_slot);
@@ -524,7 +529,7 @@ static void push_cmd(struct bt_engine_thread *t, const struct cmd *c)
 {
     bool ok = bt_ring_push(t->cmds, c);
 
-    BT_ASSERT(ok); /* the ring has room for every command that max_jobs jobs can have */
+    BT_ASSERT(ok); /* push_req() left room for what ends the jobs that it took */
 }
 
 void bt_engine_thread_stop(struct bt_engine_thread *t)
@@ -565,6 +570,9 @@ static struct req_copy *copy_req(const struct bt_engine_req *req)
 static enum bt_status push_req(struct bt_engine_thread *t, enum cmd_kind kind, uint64_t job,
                                const struct bt_engine_req *req)
 {
+    if (bt_ring_count(t->cmds) >= t->cmds_busy) {
+        return BT_ERR_BUSY;
+    }
     struct req_copy *copy = copy_req(req);
 
     if (copy == NULL) {

@@ -62,7 +62,9 @@ enum bt_status bt_engine_thread_start(struct bt_net_loop *l, struct bt_engine *e
 /* Stops after the running step, joins, destroys the engine. No event is delivered after. */
 void bt_engine_thread_stop(struct bt_engine_thread *t);
 
-/* Loop thread. req is copied. BT_ERR_NOMEM: nothing was queued. */
+/* Loop thread. req is copied. BT_ERR_NOMEM, BT_ERR_BUSY (the engine is too far behind): nothing was
+ * queued, the job is unknown to the engine. At most max_jobs jobs at once, each with at most one of
+ * each command below: those are always taken. */
 enum bt_status bt_engine_thread_submit(struct bt_engine_thread *t, uint64_t job,
                                        const struct bt_engine_req *req) BT_NODISCARD;
 enum bt_status bt_engine_thread_land(struct bt_engine_thread *t, uint64_t job,
