@@ -1,9 +1,7 @@
 #ifndef BT_ROUTER_ROUTER_CORE_INT_H
 #define BT_ROUTER_ROUTER_CORE_INT_H
 
-/* Inside the router's core only: its state, and the calls between its three files. router_core.c
- * has the action queue and sequences, router_attempt.c attempts and their tokens, router_nodes.c
- * nodes and placement. */
+/* Inside the router's core only: its state, and the calls between its files. */
 
 #include "base/arena.h"
 #include "proto/ticket_table.h"
@@ -14,10 +12,8 @@
 #define RT_AVOID_MAX 8
 #define RT_GONE_MAX  64
 #define RT_GONE_NS   (UINT64_C(300) * 1000000000)
-#define RT_STATS_NS                                                                                \
-    (UINT64_C(100) *                                                                               \
-     1000000) /* a finished answer waits so long for the prefill leg's statistics  \
-                               */
+/* A finished answer waits so long for the prefill leg's statistics. */
+#define RT_STATS_NS (UINT64_C(100) * 1000000)
 
 struct rt_node {
     uint64_t session; /* 0: free */
@@ -158,6 +154,21 @@ void bt_rt_on_attempt_end(struct bt_rt_core *c, uint64_t now, struct rt_node *n,
 /* ---- router_nodes.c ---- */
 
 struct rt_node *bt_rt_node(const struct bt_rt_core *c, uint64_t session); /* NULL: gone */
+void bt_rt_nodes_tick(struct bt_rt_core *c, uint64_t now);
+void bt_rt_nodes_fini(struct bt_rt_core *c);
+
+/* ---- router_pairs.c ---- */
+
+bool bt_rt_usable(const struct rt_node *n, enum bt_role role); /* for new attempts */
+bool bt_rt_may_pair(const struct rt_node *prefill, const struct rt_node *decode);
+/* After any change of the nodes: which kind is in use, readiness, peer lists, warnings. */
+void bt_rt_nodes_changed(struct bt_rt_core *c, uint64_t now);
+void bt_rt_node_state(const struct bt_rt_core *c, const struct rt_node *n, char *out, size_t cap);
+/* Why there is no pair, for a person; in scratch memory. */
+const char *bt_rt_no_pair_text(struct bt_rt_core *c, bool with_decode);
+
+/* ---- router_place.c ---- */
+
 struct rt_pair {
     struct rt_node *prefill, *decode;
 };
@@ -165,9 +176,5 @@ struct rt_pair {
  * RT_DISPATCHED: *out is set. */
 enum rt_dispatch bt_rt_place(struct bt_rt_core *c, const struct rt_seq *s, struct rt_pair *out);
 uint32_t bt_rt_context_of(const struct bt_rt_core *c, uint64_t ident, bool with_decode);
-/* Why there is no pair, for a person; in scratch memory. */
-const char *bt_rt_no_pair_text(struct bt_rt_core *c, bool with_decode);
-void bt_rt_nodes_tick(struct bt_rt_core *c, uint64_t now);
-void bt_rt_nodes_fini(struct bt_rt_core *c);
 
 #endif

@@ -1,5 +1,5 @@
-/* Nodes: what their sessions tell, who may be paired with whom, and the choice of a pair. Owns the
- * node table; refuses to know what a request asks for beyond its size. */
+/* Nodes: what their sessions tell, and what becomes of the attempts on one that is lost. Owns the node table; refuses to
+ * know who is paired with whom. */
 
 #include <stdio.h>
 #include "base/assert.h"
@@ -9,8 +9,6 @@
 #include "router/router_core_int.h"
 
 #define NODE_TEXT_MAX 1024u /* bytes of one string of a hello that are kept */
-#define DECODE_AHEAD  2u    /* sequences sent to a decode node, in batches */
-#define SEQ_COST      1024u /* a sequence weighs like so many tokens in the load of a decode node */
 #define CUT_MAX       4096u
 
 /* ---- the table ---- */
@@ -22,25 +20,6 @@ struct rt_node *bt_rt_node(const struct bt_rt_core *c, uint64_t session)
     return session != 0 && slot < c->opts.nodes_max && c->nodes[slot].session == session
                ? &c->nodes[slot]
                : NULL;
-}
-
-static bool usable(const struct rt_node *n, enum bt_role role)
-{
-    return n->session != 0 && n->hello_seen && !n->draining && n->hello.role == role;
-}
-
-static bool may_pair(const struct rt_node *p, const struct rt_node *d)
-{
-    if (p->ident != d->ident || p->hello.version_min > d->hello.version_max ||
-        d->hello.version_min > p->hello.version_max) {
-        return false;
-    }
-    for (uint32_t i = 0; i < p->n_cut; i++) {
-        if (p->cut[i] == d->hello.instance) {
-            return false;
-        }
-    }
-    return true;
 }
 
 static void node_clear(struct bt_rt_core *c, struct rt_node *n)
@@ -77,367 +56,6 @@ uint64_t bt_rt_on_session(struct bt_rt_core *c, uint64_t now)
     c->nodes[slot] = (struct rt_node){.session = (uint64_t)c->node_generation[slot] << 32 | slot,
                                       .last_heard = now};
     return c->nodes[slot].session;
-}
-
-/* ---- pairing ---- */
-
-static const struct rt_node *any_counterpart(const struct bt_rt_core *c, const struct rt_node *n,
-                                             bool matching)
-{
-    enum bt_role other = n->hello.role == BT_ROLE_PREFILL ? BT_ROLE_DECODE : BT_ROLE_PREFILL;
-
-    for (uint32_t i = 0; i < c->n_slots; i++) {
-        const struct rt_node *m = &c->nodes[i];
-
-        if (usable(m, other) &&
-            (!matching || (other == BT_ROLE_DECODE ? may_pair(n, m) : may_pair(m, n)))) {
-            return m;
-        }
-    }
-    return NULL;
-}
-
-static const struct rt_node *any_of_ident(const struct bt_rt_core *c, uint64_t ident)
-{
-    for (uint32_t i = 0; i < c->n_slots; i++) {
-        const struct rt_node *m = &c->nodes[i];
-
-        if (m->session != 0 && m->hello_seen && m->ident == ident) {
-            return m;
-        }
-    }
-    return NULL;
-}
-
-/* What keeps n and m apart, both values named. */
-static void mismatch_text(const struct rt_node *n, const struct rt_node *m, char *out, size_t cap)
-{
-    const struct bt_msg_hello *a = &n->hello, *b = &m->hello;
-
-    if (a->fingerprint != b->fingerprint) {
-        snprintf(out, cap, "mismatch: model fingerprint %016llx here (%s), %016llx at %s (%s)",
-                 (unsigned long long)a->fingerprint, a->model_name,
-                 (unsigned long long)b->fingerprint, b->name, b->model_name);
-    } else if (strcmp(a->numerics, b->numerics) != 0) {
-        snprintf(out, cap, "mismatch: numerics class %s here, %s at %s", a->numerics, b->numerics,
-                 b->name);
-    } else if (strcmp(a->kv_layout, b->kv_layout) != 0) {
-        snprintf(out, cap, "mismatch: KV layout \"%s\" here, \"%s\" at %s", a->kv_layout,
-                 b->kv_layout, b->name);
-    } else if (a->version_min > b->version_max || b->version_min > a->version_max) {
-        snprintf(out, cap, "mismatch: protocol versions %u to %u here, %u to %u at %s",
-                 a->version_min, a->version_max, b->version_min, b->version_max, b->name);
-    } else {
-        snprintf(out, cap, "unreachable: %s", b->name);
-    }
-}
-
-/* Whom this node disagrees with: a counterpart if it has no fitting one, or the nodes in use. NULL:
- * no one. */
-static const struct rt_node *opponent(const struct bt_rt_core *c, const struct rt_node *n)
-{
-    if (any_counterpart(c, n, true) == NULL) {
-        const struct rt_node *m = any_counterpart(c, n, false);
-
-        if (m != NULL) {
-            return m;
-        }
-    }
-    return n->ident != c->served ? any_of_ident(c, c->served) : NULL;
-}
-
-static bool has_pair(const struct bt_rt_core *c, uint64_t ident)
-{
-    for (uint32_t i = 0; i < c->n_slots; i++) {
-        const struct rt_node *p = &c->nodes[i];
-
-        if (usable(p, BT_ROLE_PREFILL) && p->ident == ident &&
-            any_counterpart(c, p, true) != NULL) {
-            return true;
-        }
-    }
-    return false;
-}
-
-/* The kind of nodes that new requests go to: stays as it is while it has a pair. */
-static void choose_served(struct bt_rt_core *c)
-{
-    const struct rt_node *first = NULL;
-
-    if (c->served != 0 && has_pair(c, c->served)) {
-        return;
-    }
-    for (uint32_t i = 0; i < c->n_slots; i++) {
-        const struct rt_node *n = &c->nodes[i];
-
-        if (n->session == 0 || !n->hello_seen) {
-            continue;
-        }
-        if (n->hello.role == BT_ROLE_PREFILL && has_pair(c, n->ident)) {
-            c->served = n->ident;
-            return;
-        }
-        if (first == NULL ||
-            (first->hello.role != BT_ROLE_PREFILL && n->hello.role == BT_ROLE_PREFILL)) {
-            first = n;
-        }
-    }
-    if (first != NULL && any_of_ident(c, c->served) == NULL) {
-        c->served = first->ident;
-    }
-}
-
-static void log_mismatch(struct bt_rt_core *c, struct rt_node *n)
-{
-    char text[sizeof((struct bt_rt_node_info *)0)->state];
-    const struct rt_node *m = opponent(c, n);
-
-    if (m == NULL) {
-        n->complained = false;
-        return;
-    }
-    if (!n->complained) {
-        n->complained = true;
-        mismatch_text(n, m, text, sizeof text);
-        bt_rt_log(c, BT_LOG_WARN,
-                  bt_rt_say(c, "%s node %s is not used: %s", bt_role_name(n->hello.role),
-                            n->hello.name, text));
-    }
-}
-
-/* Tells a prefill node the decode nodes that it may use, if the list has changed. */
-static void send_peers(struct bt_rt_core *c, struct rt_node *p)
-{
-    struct bt_msg_peer *list = bt_arena_alloc(&c->scratch, c->n_slots * sizeof *list);
-    uint64_t hash = 1;
-    size_t n = 0;
-
-    for (uint32_t i = 0; list != NULL && i < c->n_slots; i++) {
-        const struct rt_node *d = &c->nodes[i];
-
-        /* Also what it cannot reach now: it is the one who tries. */
-        if (usable(d, BT_ROLE_DECODE) && d->ident == p->ident) {
-            list[n++] = (struct bt_msg_peer){d->hello.instance,
-                                             bt_rt_say(c, "%s", d->hello.transfer_address),
-                                             bt_rt_say(c, "%s", d->hello.name)};
-            hash = bt_hash64(&d->hello.instance, sizeof d->hello.instance, hash);
-        }
-    }
-    if (list == NULL || hash == p->peers_hash) {
-        return;
-    }
-    p->peers_hash = hash;
-    struct bt_rt_action *a = bt_rt_act(c, BT_RT_SEND);
-
-    a->session = p->session;
-    a->send.kind = BT_FROM_ROUTER_PEERS;
-    a->send.peers.n = n;
-    a->send.peers.peers = list;
-}
-
-/* After any change of the nodes. */
-static void nodes_changed(struct bt_rt_core *c, uint64_t now)
-{
-    choose_served(c);
-    bool ready = has_pair(c, c->served);
-
-    for (uint32_t i = 0; i < c->n_slots; i++) {
-        struct rt_node *n = &c->nodes[i];
-
-        if (n->session == 0 || !n->hello_seen) {
-            continue;
-        }
-        log_mismatch(c, n);
-        if (n->hello.role == BT_ROLE_PREFILL) {
-            send_peers(c, n);
-        }
-    }
-    if (ready != c->ready) {
-        c->ready = ready;
-        c->t_unready = ready ? c->t_unready : now;
-        bt_rt_act(c, BT_RT_READY)->ready = ready;
-    }
-}
-
-bool bt_rt_core_ready(const struct bt_rt_core *c)
-{
-    return c->ready;
-}
-
-/* ---- placement ---- */
-
-static uint32_t limit_of(const struct rt_node *n)
-{
-    uint32_t context = n->hello.context == 0 ? UINT32_MAX : n->hello.context;
-    uint32_t room = n->hello.max_tokens == 0 ? UINT32_MAX : n->hello.max_tokens;
-
-    return context < room ? context : room;
-}
-
-uint32_t bt_rt_context_of(const struct bt_rt_core *c, uint64_t ident, bool with_decode)
-{
-    uint32_t best = 0;
-
-    for (uint32_t i = 0; i < c->n_slots; i++) {
-        const struct rt_node *p = &c->nodes[i];
-
-        if (!usable(p, BT_ROLE_PREFILL) || p->ident != ident || limit_of(p) <= best) {
-            continue;
-        }
-        if (!with_decode) {
-            best = limit_of(p);
-        }
-        for (uint32_t k = 0; with_decode && k < c->n_slots; k++) {
-            const struct rt_node *d = &c->nodes[k];
-
-            if (usable(d, BT_ROLE_DECODE) && may_pair(p, d)) {
-                uint32_t l = limit_of(p) < limit_of(d) ? limit_of(p) : limit_of(d);
-
-                best = l > best ? l : best;
-            }
-        }
-    }
-    return best;
-}
-
-uint32_t bt_rt_core_context(const struct bt_rt_core *c)
-{
-    return bt_rt_context_of(c, c->served, true);
-}
-
-/* A prefill node that still has the prompt is worth less than a decode node that failed before. */
-static uint32_t penalty(const struct rt_seq *s, const struct rt_node *n)
-{
-    uint32_t other =
-        s->prefer != 0 && n->hello.role == BT_ROLE_PREFILL && n->hello.instance != s->prefer;
-
-    for (uint32_t i = 0; i < s->n_avoid; i++) {
-        if (s->avoid[i].instance == n->hello.instance) {
-            return 2 * s->avoid[i].weight + other;
-        }
-    }
-    return other;
-}
-
-static uint64_t prefill_cost(const struct rt_node *n)
-{
-    return n->own_tokens + n->other_tokens;
-}
-
-static uint64_t decode_cost(const struct rt_node *n)
-{
-    return (uint64_t)(n->own_seqs + n->other_seqs) * SEQ_COST + n->own_tokens;
-}
-
-/* Sequences beyond what fits would only be refused there: they wait here, where any node can take
- * them. */
-static bool has_room(const struct rt_node *d, const struct rt_seq *s)
-{
-    uint64_t pool = (uint64_t)d->hello.n_pages * d->hello.page_tokens;
-    uint64_t padding = (uint64_t)d->hello.page_tokens * (d->own_seqs + 1);
-
-    if (d->own_seqs == 0) {
-        return true;
-    }
-    return (d->hello.max_batch == 0 || d->own_seqs < DECODE_AHEAD * d->hello.max_batch) &&
-           (pool == 0 || d->own_tokens + s->n_tokens + padding <= pool);
-}
-
-struct choice {
-    struct rt_pair pair;
-    uint32_t penalty;
-    uint64_t cost;
-};
-
-/* Keeps the better one; of equals the first, so that the rotated search decides. */
-static void consider(struct choice *best, const struct choice *x)
-{
-    if (best->pair.prefill == NULL || x->penalty < best->penalty ||
-        (x->penalty == best->penalty && x->cost < best->cost)) {
-        *best = *x;
-    }
-}
-
-static struct rt_node *at_rotated(struct bt_rt_core *c, enum bt_role role, uint32_t i)
-{
-    return &c->nodes[(c->next_node[role] + i) % c->n_slots];
-}
-
-static bool fits(const struct rt_node *n, enum bt_role role, uint64_t ident, uint64_t tokens)
-{
-    return usable(n, role) && n->ident == ident && limit_of(n) >= tokens;
-}
-
-enum rt_dispatch bt_rt_place(struct bt_rt_core *c, const struct rt_seq *s, struct rt_pair *out)
-{
-    struct choice best = {0};
-    uint64_t ident = s->ident != 0 ? s->ident : c->served;
-    uint64_t tokens = (uint64_t)s->n_prompt + s->sampling.max_tokens;
-    bool with_decode = bt_rt_wants_decode(s), any = false;
-
-    for (uint32_t i = 0; i < c->n_slots; i++) {
-        struct rt_node *p = at_rotated(c, BT_ROLE_PREFILL, i);
-
-        if (!fits(p, BT_ROLE_PREFILL, ident, tokens)) {
-            continue;
-        }
-        if (!with_decode) {
-            any = true;
-            consider(&best, &(struct choice){{p, NULL}, penalty(s, p), prefill_cost(p)});
-            continue;
-        }
-        for (uint32_t k = 0; k < c->n_slots; k++) {
-            struct rt_node *d = at_rotated(c, BT_ROLE_DECODE, k);
-
-            if (fits(d, BT_ROLE_DECODE, ident, tokens) && may_pair(p, d)) {
-                any = true;
-                if (has_room(d, s)) {
-                    consider(&best, &(struct choice){{p, d},
-                                                     penalty(s, p) + penalty(s, d),
-                                                     prefill_cost(p) + decode_cost(d)});
-                }
-            }
-        }
-    }
-    if (best.pair.prefill == NULL) {
-        return any ? RT_NO_ROOM : RT_NO_PAIR;
-    }
-    *out = best.pair;
-    c->next_node[BT_ROLE_PREFILL] = (uint32_t)out->prefill->session + 1;
-    if (out->decode != NULL) {
-        c->next_node[BT_ROLE_DECODE] = (uint32_t)out->decode->session + 1;
-    }
-    return RT_DISPATCHED;
-}
-
-const char *bt_rt_no_pair_text(struct bt_rt_core *c, bool with_decode)
-{
-    char text[sizeof((struct bt_rt_node_info *)0)->state];
-    bool role[2] = {false, false};
-
-    for (uint32_t i = 0; i < c->n_slots; i++) {
-        const struct rt_node *n = &c->nodes[i];
-
-        if (n->session != 0 && n->hello_seen) {
-            role[n->hello.role] = role[n->hello.role] || !n->draining;
-        }
-    }
-    if (!role[BT_ROLE_PREFILL] || (with_decode && !role[BT_ROLE_DECODE])) {
-        return bt_rt_say(c, "no %s node is connected",
-                         role[BT_ROLE_PREFILL]                    ? "decode"
-                         : (role[BT_ROLE_DECODE] || !with_decode) ? "prefill"
-                                                                  : "prefill or decode");
-    }
-    for (uint32_t i = 0; i < c->n_slots; i++) {
-        const struct rt_node *n = &c->nodes[i];
-        const struct rt_node *m = n->session != 0 && n->hello_seen ? opponent(c, n) : NULL;
-
-        if (m != NULL) {
-            mismatch_text(n, m, text, sizeof text);
-            return bt_rt_say(c, "no pair of nodes fits: node %s: %s", n->hello.name, text);
-        }
-    }
-    return "no pair of nodes fits the request";
 }
 
 /* ---- messages ---- */
@@ -516,7 +134,7 @@ static void node_lost(struct bt_rt_core *c, uint64_t now, struct rt_node *n, con
                 bt_rt_attempt_failed(c, now, s, role, BT_ATTEMPT_RETRY, text);
             }
         }
-        nodes_changed(c, now);
+        bt_rt_nodes_changed(c, now);
         bt_rt_pump(c, now);
     } else {
         node_clear(c, n);
@@ -640,7 +258,7 @@ static void on_hello(struct bt_rt_core *c, uint64_t now, struct rt_node *n,
             bt_role_name(h->role), n->hello.name, (unsigned long long)h->instance,
             n->hello.model_name, (unsigned long long)h->fingerprint, n->hello.numerics,
             n->hello.kv_layout, h->n_pages, h->page_tokens));
-    nodes_changed(c, now);
+    bt_rt_nodes_changed(c, now);
 }
 
 static void on_load(struct bt_rt_core *c, struct rt_node *n, const struct bt_msg_load *l)
@@ -706,7 +324,7 @@ static void on_peer_state(struct bt_rt_core *c, uint64_t now, struct rt_node *n,
                             p->reachable ? "reaches" : "cannot reach", peer,
                             p->text[0] != '\0' ? ": " : "", p->text));
     }
-    nodes_changed(c, now);
+    bt_rt_nodes_changed(c, now);
 }
 
 void bt_rt_on_message(struct bt_rt_core *c, uint64_t now, uint64_t session,
@@ -746,7 +364,7 @@ void bt_rt_on_message(struct bt_rt_core *c, uint64_t now, uint64_t session,
             bt_rt_log(
                 c, BT_LOG_INFO,
                 bt_rt_say(c, "%s node %s drains", bt_role_name(n->hello.role), n->hello.name));
-            nodes_changed(c, now);
+            bt_rt_nodes_changed(c, now);
         }
         break;
     }
@@ -794,18 +412,12 @@ bool bt_rt_core_node(const struct bt_rt_core *c, uint32_t *pos, struct bt_rt_nod
         if (n->session == 0 || !n->hello_seen) {
             continue;
         }
-        const struct rt_node *m = opponent(c, n);
-
         *out = (struct bt_rt_node_info){.name = n->hello.name,
                                         .instance = n->hello.instance,
                                         .role = n->hello.role,
                                         .hello = &n->hello,
                                         .load = &n->load};
-        if (m != NULL) {
-            mismatch_text(n, m, out->state, sizeof out->state);
-        } else {
-            snprintf(out->state, sizeof out->state, "%s", n->draining ? "draining" : "ready");
-        }
+        bt_rt_node_state(c, n, out->state, sizeof out->state);
         return true;
     }
     return false;

@@ -1,0 +1,253 @@
+/* Who may be paired with whom, which kind of nodes is in use, and what is said about those that are not. Reads the node
+ * table; refuses to know what a request is. */
+
+#include <stdio.h>
+#include "base/hash.h"
+#include "base/log.h"
+#include "router/router_core_int.h"
+
+bool bt_rt_usable(const struct rt_node *n, enum bt_role role)
+{
+    return n->session != 0 && n->hello_seen && !n->draining && n->hello.role == role;
+}
+
+bool bt_rt_may_pair(const struct rt_node *p, const struct rt_node *d)
+{
+    if (p->ident != d->ident || p->hello.version_min > d->hello.version_max ||
+        d->hello.version_min > p->hello.version_max) {
+        return false;
+    }
+    for (uint32_t i = 0; i < p->n_cut; i++) {
+        if (p->cut[i] == d->hello.instance) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* ---- pairing ---- */
+
+static const struct rt_node *any_counterpart(const struct bt_rt_core *c, const struct rt_node *n,
+                                             bool matching)
+{
+    enum bt_role other = n->hello.role == BT_ROLE_PREFILL ? BT_ROLE_DECODE : BT_ROLE_PREFILL;
+
+    for (uint32_t i = 0; i < c->n_slots; i++) {
+        const struct rt_node *m = &c->nodes[i];
+
+        if (bt_rt_usable(m, other) &&
+            (!matching ||
+             (other == BT_ROLE_DECODE ? bt_rt_may_pair(n, m) : bt_rt_may_pair(m, n)))) {
+            return m;
+        }
+    }
+    return NULL;
+}
+
+static const struct rt_node *any_of_ident(const struct bt_rt_core *c, uint64_t ident)
+{
+    for (uint32_t i = 0; i < c->n_slots; i++) {
+        const struct rt_node *m = &c->nodes[i];
+
+        if (m->session != 0 && m->hello_seen && m->ident == ident) {
+            return m;
+        }
+    }
+    return NULL;
+}
+
+/* What keeps n and m apart, both values named. */
+static void mismatch_text(const struct rt_node *n, const struct rt_node *m, char *out, size_t cap)
+{
+    const struct bt_msg_hello *a = &n->hello, *b = &m->hello;
+
+    if (a->fingerprint != b->fingerprint) {
+        snprintf(out, cap, "mismatch: model fingerprint %016llx here (%s), %016llx at %s (%s)",
+                 (unsigned long long)a->fingerprint, a->model_name,
+                 (unsigned long long)b->fingerprint, b->name, b->model_name);
+    } else if (strcmp(a->numerics, b->numerics) != 0) {
+        snprintf(out, cap, "mismatch: numerics class %s here, %s at %s", a->numerics, b->numerics,
+                 b->name);
+    } else if (strcmp(a->kv_layout, b->kv_layout) != 0) {
+        snprintf(out, cap, "mismatch: KV layout \"%s\" here, \"%s\" at %s", a->kv_layout,
+                 b->kv_layout, b->name);
+    } else if (a->version_min > b->version_max || b->version_min > a->version_max) {
+        snprintf(out, cap, "mismatch: protocol versions %u to %u here, %u to %u at %s",
+                 a->version_min, a->version_max, b->version_min, b->version_max, b->name);
+    } else {
+        snprintf(out, cap, "unreachable: %s", b->name);
+    }
+}
+
+/* Whom this node disagrees with: a counterpart if it has no fitting one, or the nodes in use. NULL:
+ * no one. */
+static const struct rt_node *opponent(const struct bt_rt_core *c, const struct rt_node *n)
+{
+    if (any_counterpart(c, n, true) == NULL) {
+        const struct rt_node *m = any_counterpart(c, n, false);
+
+        if (m != NULL) {
+            return m;
+        }
+    }
+    return n->ident != c->served ? any_of_ident(c, c->served) : NULL;
+}
+
+static bool has_pair(const struct bt_rt_core *c, uint64_t ident)
+{
+    for (uint32_t i = 0; i < c->n_slots; i++) {
+        const struct rt_node *p = &c->nodes[i];
+
+        if (bt_rt_usable(p, BT_ROLE_PREFILL) && p->ident == ident &&
+            any_counterpart(c, p, true) != NULL) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The kind of nodes that new requests go to: stays as it is while it has a pair. */
+static void choose_served(struct bt_rt_core *c)
+{
+    const struct rt_node *first = NULL;
+
+    if (c->served != 0 && has_pair(c, c->served)) {
+        return;
+    }
+    for (uint32_t i = 0; i < c->n_slots; i++) {
+        const struct rt_node *n = &c->nodes[i];
+
+        if (n->session == 0 || !n->hello_seen) {
+            continue;
+        }
+        if (n->hello.role == BT_ROLE_PREFILL && has_pair(c, n->ident)) {
+            c->served = n->ident;
+            return;
+        }
+        if (first == NULL ||
+            (first->hello.role != BT_ROLE_PREFILL && n->hello.role == BT_ROLE_PREFILL)) {
+            first = n;
+        }
+    }
+    if (first != NULL && any_of_ident(c, c->served) == NULL) {
+        c->served = first->ident;
+    }
+}
+
+static void log_mismatch(struct bt_rt_core *c, struct rt_node *n)
+{
+    char text[sizeof((struct bt_rt_node_info *)0)->state];
+    const struct rt_node *m = opponent(c, n);
+
+    if (m == NULL) {
+        n->complained = false;
+        return;
+    }
+    if (!n->complained) {
+        n->complained = true;
+        mismatch_text(n, m, text, sizeof text);
+        bt_rt_log(c, BT_LOG_WARN,
+                  bt_rt_say(c, "%s node %s is not used: %s", bt_role_name(n->hello.role),
+                            n->hello.name, text));
+    }
+}
+
+/* Tells a prefill node the decode nodes that it may use, if the list has changed. */
+static void send_peers(struct bt_rt_core *c, struct rt_node *p)
+{
+    struct bt_msg_peer *list = bt_arena_alloc(&c->scratch, c->n_slots * sizeof *list);
+    uint64_t hash = 1;
+    size_t n = 0;
+
+    for (uint32_t i = 0; list != NULL && i < c->n_slots; i++) {
+        const struct rt_node *d = &c->nodes[i];
+
+        /* Also what it cannot reach now: it is the one who tries. */
+        if (bt_rt_usable(d, BT_ROLE_DECODE) && d->ident == p->ident) {
+            list[n++] = (struct bt_msg_peer){d->hello.instance,
+                                             bt_rt_say(c, "%s", d->hello.transfer_address),
+                                             bt_rt_say(c, "%s", d->hello.name)};
+            hash = bt_hash64(&d->hello.instance, sizeof d->hello.instance, hash);
+        }
+    }
+    if (list == NULL || hash == p->peers_hash) {
+        return;
+    }
+    p->peers_hash = hash;
+    struct bt_rt_action *a = bt_rt_act(c, BT_RT_SEND);
+
+    a->session = p->session;
+    a->send.kind = BT_FROM_ROUTER_PEERS;
+    a->send.peers.n = n;
+    a->send.peers.peers = list;
+}
+
+/* After any change of the nodes. */
+void bt_rt_nodes_changed(struct bt_rt_core *c, uint64_t now)
+{
+    choose_served(c);
+    bool ready = has_pair(c, c->served);
+
+    for (uint32_t i = 0; i < c->n_slots; i++) {
+        struct rt_node *n = &c->nodes[i];
+
+        if (n->session == 0 || !n->hello_seen) {
+            continue;
+        }
+        log_mismatch(c, n);
+        if (n->hello.role == BT_ROLE_PREFILL) {
+            send_peers(c, n);
+        }
+    }
+    if (ready != c->ready) {
+        c->ready = ready;
+        c->t_unready = ready ? c->t_unready : now;
+        bt_rt_act(c, BT_RT_READY)->ready = ready;
+    }
+}
+
+bool bt_rt_core_ready(const struct bt_rt_core *c)
+{
+    return c->ready;
+}
+
+const char *bt_rt_no_pair_text(struct bt_rt_core *c, bool with_decode)
+{
+    char text[sizeof((struct bt_rt_node_info *)0)->state];
+    bool role[2] = {false, false};
+
+    for (uint32_t i = 0; i < c->n_slots; i++) {
+        const struct rt_node *n = &c->nodes[i];
+
+        if (n->session != 0 && n->hello_seen) {
+            role[n->hello.role] = role[n->hello.role] || !n->draining;
+        }
+    }
+    if (!role[BT_ROLE_PREFILL] || (with_decode && !role[BT_ROLE_DECODE])) {
+        return bt_rt_say(c, "no %s node is connected",
+                         role[BT_ROLE_PREFILL]                    ? "decode"
+                         : (role[BT_ROLE_DECODE] || !with_decode) ? "prefill"
+                                                                  : "prefill or decode");
+    }
+    for (uint32_t i = 0; i < c->n_slots; i++) {
+        const struct rt_node *n = &c->nodes[i];
+        const struct rt_node *m = n->session != 0 && n->hello_seen ? opponent(c, n) : NULL;
+
+        if (m != NULL) {
+            mismatch_text(n, m, text, sizeof text);
+            return bt_rt_say(c, "no pair of nodes fits: node %s: %s", n->hello.name, text);
+        }
+    }
+    return "no pair of nodes fits the request";
+}
+
+void bt_rt_node_state(const struct bt_rt_core *c, const struct rt_node *n, char *out, size_t cap)
+{
+    const struct rt_node *m = opponent(c, n);
+
+    if (m != NULL) {
+        mismatch_text(n, m, out, cap);
+    } else {
+        snprintf(out, cap, "%s", n->draining ? "draining" : "ready");
+    }
+}
