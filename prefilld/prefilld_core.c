@@ -48,12 +48,13 @@ struct pf_job {
 };
 
 enum peer_state { PEER_IDLE, PEER_CONNECTING, PEER_UP };
+enum peer_told { TOLD_NOTHING, TOLD_REACHABLE, TOLD_UNREACHABLE };
 
 struct pf_peer {
     uint64_t instance; /* 0: free */
     char address[ADDRESS_MAX];
-    bool wanted; /* in the routers' list */
-    bool told_unreachable;
+    bool wanted;         /* in the routers' list */
+    enum peer_told told; /* to the routers */
     enum peer_state state;
     uint64_t conn;
     uint64_t next_dial; /* time */
@@ -236,14 +237,22 @@ static struct pf_peer *peer_add(struct bt_pf_core *c, uint64_t instance, const c
     return p;
 }
 
+static void act_peer_state(struct bt_pf_core *c, const struct pf_peer *p, bool reachable,
+                           const char *why)
+{
+    act(c, BT_PF_PEER_STATE)->peer_state = (struct bt_msg_peer_state){p->instance, reachable, why};
+}
+
+/* A new peer that is reached is told as well: what was said of it before may still be on its way. */
 static void tell_peer_state(struct bt_pf_core *c, struct pf_peer *p, bool reachable,
                             const char *why)
 {
-    if (reachable == !p->told_unreachable) {
-        return;
+    enum peer_told told = reachable ? TOLD_REACHABLE : TOLD_UNREACHABLE;
+
+    if (p->told != told) {
+        p->told = told;
+        act_peer_state(c, p, reachable, why);
     }
-    p->told_unreachable = !reachable;
-    act(c, BT_PF_PEER_STATE)->peer_state = (struct bt_msg_peer_state){p->instance, reachable, why};
 }
 
 /* ---- jobs ---- */
@@ -409,6 +418,9 @@ void bt_pf_on_peers(struct bt_pf_core *c, uint64_t now, const struct bt_msg_peer
                          there is room */
         }
         p->wanted = true;
+        if (p->told == TOLD_UNREACHABLE) { /* again: the list may be of a router that came later */
+            act_peer_state(c, p, false, "still not reached");
+        }
         if (p->state == PEER_IDLE && now >= p->next_dial) {
             peer_dial(c, p);
         }

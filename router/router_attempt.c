@@ -79,12 +79,12 @@ static void send_submit(struct bt_rt_core *c, const struct rt_seq *s, const stru
     a->send.submit = (struct bt_msg_submit){
         .ticket = s->head.ticket,
         .request_id = s->request_id,
-        .n_tokens = s->n_tokens,
+        /* of a complete answer the last token is produced again */
+        .n_tokens = s->n_tokens - (s->finish != 0),
         .tokens = s->tokens,
         .n_prompt = s->n_prompt,
         .sampling = s->sampling,
-        .prompt_logprobs =
-            s->prompt_logprobs && s->prompt_next < s->n_prompt && to->hello.role == BT_ROLE_PREFILL,
+        .prompt_logprobs = bt_rt_wants_prompt(s) && to->hello.role == BT_ROLE_PREFILL,
         .peer_instance = peer != NULL ? peer->hello.instance : 0,
         .peer_address = peer != NULL ? peer->hello.transfer_address : "",
     };
@@ -455,11 +455,26 @@ void bt_rt_on_output(struct bt_rt_core *c, uint64_t now, struct rt_node *n,
         if (finish != 0) {
             bt_rt_leg_end(c, s, role, false);
         }
-        if (s->prefill_answered || !s->leg[BT_ROLE_PREFILL].live) {
+        if (s->prefill_answered || (!s->leg[BT_ROLE_PREFILL].live && !bt_rt_wants_prompt(s))) {
             bt_rt_attempt_finish(c, s);
         }
     } else if (s->decode_began && s->prefill_answered) {
         bt_rt_leg_end(c, s, BT_ROLE_PREFILL, false); /* its part is done */
+    }
+}
+
+void bt_rt_leg_lost(struct bt_rt_core *c, uint64_t now, struct rt_seq *s, enum bt_role role,
+                    enum bt_attempt_reason reason, const char *text)
+{
+    bool done = role == BT_ROLE_PREFILL ? s->decode_began || s->finish != 0 : s->finish != 0;
+
+    if (!done || (role == BT_ROLE_PREFILL && bt_rt_wants_prompt(s))) {
+        bt_rt_attempt_failed(c, now, s, role, reason, text);
+        return;
+    }
+    bt_rt_leg_end(c, s, role, false);
+    if (s->finish != 0 && !bt_rt_wants_prompt(s)) {
+        bt_rt_attempt_finish(c, s);
     }
 }
 
@@ -469,17 +484,8 @@ void bt_rt_on_attempt_end(struct bt_rt_core *c, uint64_t now, struct rt_node *n,
     struct rt_seq *s = seq_of(c, n, &m->ticket);
     enum bt_role role = n->hello.role;
 
-    if (s == NULL) {
-        return;
-    }
-    if (s->finish != 0) {
-        bt_rt_leg_end(c, s, role, false);
-        bt_rt_attempt_finish(c, s);
-    } else if (role == BT_ROLE_PREFILL && s->decode_began) {
-        bt_rt_leg_end(c, s, role, false); /* its part was done */
-    } else {
-        bt_rt_attempt_failed(
-            c, now, s, role, m->reason,
-            bt_rt_say(c, "%s node %s: %s", bt_role_name(role), n->hello.name, m->text));
+    if (s != NULL) {
+        bt_rt_leg_lost(c, now, s, role, m->reason,
+                       bt_rt_say(c, "%s node %s: %s", bt_role_name(role), n->hello.name, m->text));
     }
 }

@@ -107,12 +107,24 @@ struct bt_rt_action *bt_rt_act(struct bt_rt_core *c, enum bt_rt_action_kind kind
 
 bool bt_rt_core_next(struct bt_rt_core *c, struct bt_rt_action *out)
 {
-    if (c->head_action == c->n_actions) {
-        drained(c);
-        return false;
+    while (c->head_action < c->n_actions) {
+        *out = c->actions[c->head_action++];
+        if (out->kind != RT_DROPPED) {
+            return true;
+        }
     }
-    *out = c->actions[c->head_action++];
-    return true;
+    drained(c);
+    return false;
+}
+
+/* Who left is not told any more what was queued before. */
+static void drop_actions(struct bt_rt_core *c, uint64_t seq)
+{
+    for (size_t i = c->head_action; i < c->n_actions; i++) {
+        if (c->actions[i].seq == seq) {
+            c->actions[i].kind = RT_DROPPED;
+        }
+    }
 }
 
 bool bt_rt_core_pending(const struct bt_rt_core *c)
@@ -318,7 +330,11 @@ void bt_rt_seq_cancel(struct bt_rt_core *c, uint64_t now, uint64_t seq)
 {
     struct rt_seq *s = bt_ticket_table_by_id(&c->seqs, seq);
 
-    if (s == NULL || s->state == SEQ_OVER) {
+    if (s == NULL) {
+        return;
+    }
+    drop_actions(c, seq);
+    if (s->state == SEQ_OVER) {
         return;
     }
     bt_rt_attempt_cancel(c, s);
@@ -400,7 +416,7 @@ void bt_rt_on_tick(struct bt_rt_core *c, uint64_t now)
     bt_rt_nodes_tick(c, now);
     for (struct rt_seq *s = c->running.first; s != NULL; s = next) {
         next = s->next;
-        if (s->finish != 0 && now >= s->finish_at) {
+        if (s->finish != 0 && now >= s->finish_at && !bt_rt_wants_prompt(s)) {
             bt_rt_attempt_finish(c, s);
         } else if (now >= s->deadline) {
             bt_rt_seq_end(c, s, BT_RT_DEADLINE, 0, "the deadline passed");

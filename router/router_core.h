@@ -153,6 +153,9 @@ struct bt_rt_node_info {
     char state[320]; /* "ready", "draining", "mismatch: …" */
     const struct bt_msg_hello *hello;
     const struct bt_msg_load *load;
+    uint32_t own_seqs; /* load that this router counts there: sequences and tokens */
+    uint64_t own_tokens;
+    uint32_t n_cut; /* prefill: connected decode nodes that it said it cannot reach */
 };
 /* The node after position *pos (start with 0); false at the end. Pointers: until the core is called
  * again. */

@@ -7,6 +7,7 @@
 #include "proto/ticket_table.h"
 #include "router/router_core.h"
 
+#define RT_DROPPED   (BT_RT_LOG + 1) /* kind of a queued action that nobody wants any more */
 #define RT_NAME_MAX  64
 #define RT_GAP_MAX   64 /* tokens that may wait for one in front of them */
 #define RT_AVOID_MAX 8
@@ -120,7 +121,15 @@ static inline uint32_t bt_rt_produced(const struct rt_seq *s)
 /* More than one token is still to come: a decode leg is needed. */
 static inline bool bt_rt_wants_decode(const struct rt_seq *s)
 {
-    return s->sampling.max_tokens == 0 || s->sampling.max_tokens - bt_rt_produced(s) > 1;
+    return s->finish == 0 &&
+           (s->sampling.max_tokens == 0 || s->sampling.max_tokens - bt_rt_produced(s) > 1);
+}
+
+/* Log-probabilities of the prompt are still to come: the prefill leg is needed, even when the answer
+ * is complete. */
+static inline bool bt_rt_wants_prompt(const struct rt_seq *s)
+{
+    return s->prompt_logprobs && s->prompt_next < s->n_prompt;
 }
 
 /* ---- router_core.c ---- */
@@ -145,6 +154,9 @@ void bt_rt_attempt_cancel(struct bt_rt_core *c, struct rt_seq *s); /* both legs 
 void bt_rt_leg_end(struct bt_rt_core *c, struct rt_seq *s, enum bt_role role, bool cancel);
 void bt_rt_attempt_failed(struct bt_rt_core *c, uint64_t now, struct rt_seq *s, enum bt_role role,
                           enum bt_attempt_reason reason, const char *text);
+/* The leg ended, or its node did: the attempt goes on without it if its part was done. */
+void bt_rt_leg_lost(struct bt_rt_core *c, uint64_t now, struct rt_seq *s, enum bt_role role,
+                    enum bt_attempt_reason reason, const char *text);
 void bt_rt_attempt_finish(struct bt_rt_core *c, struct rt_seq *s);
 void bt_rt_on_output(struct bt_rt_core *c, uint64_t now, struct rt_node *n,
                      const struct bt_msg_output *o);

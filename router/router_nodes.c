@@ -125,14 +125,7 @@ static void node_lost(struct bt_rt_core *c, uint64_t now, struct rt_node *n, con
             if (s->leg[role].session != session || !s->leg[role].live) {
                 continue;
             }
-            if (s->finish != 0) {
-                bt_rt_leg_end(c, s, role, false);
-                bt_rt_attempt_finish(c, s);
-            } else if (role == BT_ROLE_PREFILL && s->decode_began) {
-                bt_rt_leg_end(c, s, role, false);
-            } else {
-                bt_rt_attempt_failed(c, now, s, role, BT_ATTEMPT_RETRY, text);
-            }
+            bt_rt_leg_lost(c, now, s, role, BT_ATTEMPT_RETRY, text);
         }
         bt_rt_nodes_changed(c, now);
         bt_rt_pump(c, now);
@@ -294,8 +287,12 @@ static void on_load(struct bt_rt_core *c, struct rt_node *n, const struct bt_msg
 static void on_peer_state(struct bt_rt_core *c, uint64_t now, struct rt_node *n,
                           const struct bt_msg_peer_state *p)
 {
+    const char *peer = bt_rt_core_instance_name(c, p->instance);
     uint32_t at = 0;
 
+    if (peer == NULL) {
+        return; /* gone, or not here yet: then the list that names it makes the node tell again */
+    }
     while (at < n->n_cut && n->cut[at] != p->instance) {
         at++;
     }
@@ -316,14 +313,10 @@ static void on_peer_state(struct bt_rt_core *c, uint64_t now, struct rt_node *n,
     } else {
         return;
     }
-    const char *peer = bt_rt_core_instance_name(c, p->instance);
-
-    if (peer != NULL) { /* one that is gone was logged as lost */
-        bt_rt_log(c, p->reachable ? BT_LOG_INFO : BT_LOG_WARN,
-                  bt_rt_say(c, "prefill node %s %s decode node %s%s%s", n->hello.name,
-                            p->reachable ? "reaches" : "cannot reach", peer,
-                            p->text[0] != '\0' ? ": " : "", p->text));
-    }
+    bt_rt_log(c, p->reachable ? BT_LOG_INFO : BT_LOG_WARN,
+              bt_rt_say(c, "prefill node %s %s decode node %s%s%s", n->hello.name,
+                        p->reachable ? "reaches" : "cannot reach", peer,
+                        p->text[0] != '\0' ? ": " : "", p->text));
     bt_rt_nodes_changed(c, now);
 }
 
@@ -416,7 +409,10 @@ bool bt_rt_core_node(const struct bt_rt_core *c, uint32_t *pos, struct bt_rt_nod
                                         .instance = n->hello.instance,
                                         .role = n->hello.role,
                                         .hello = &n->hello,
-                                        .load = &n->load};
+                                        .load = &n->load,
+                                        .own_seqs = n->own_seqs,
+                                        .own_tokens = n->own_tokens,
+                                        .n_cut = n->n_cut};
         bt_rt_node_state(c, n, out->state, sizeof out->state);
         return true;
     }

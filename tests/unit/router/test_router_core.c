@@ -559,6 +559,32 @@ static void test_cancel(void)
     end();
 }
 
+/* A client that leaves when it sees a token is not told of the end that was queued behind it. */
+static void test_cancel_while_draining(void)
+{
+    begin();
+    join(BT_ROLE_PREFILL, 1, "p0");
+    uint64_t d = join(BT_ROLE_DECODE, 2, "d0");
+
+    clear();
+    uint64_t seq = start(2);
+    struct bt_sampled list[2] = {{.token = 100}, {.token = 101}};
+    struct bt_msg_output o = {
+        .ticket = SUBMIT(0)->ticket, .index = 1, .n_tokens = 1, .tokens = list + 1, .finish = 2};
+    struct bt_rt_action a;
+
+    output(SUBMIT(0)->session, &o.ticket, 0, 100, 1, 0, true);
+    bt_rt_on_message(core, now, d,
+                     &(struct bt_from_daemon){.kind = BT_FROM_DAEMON_OUTPUTS, .outputs = {1, &o}});
+    while (bt_rt_core_next(core, &a)) {
+        if (a.kind == BT_RT_TOKENS) {
+            bt_rt_seq_cancel(core, now, seq);
+        }
+        CHECK(a.kind != BT_RT_END);
+    }
+    end();
+}
+
 static void test_mismatch(void)
 {
     begin();
@@ -737,6 +763,66 @@ static void test_late_stats(void)
     end();
 }
 
+static void prompt_logprobs(uint64_t session, const struct bt_ticket *t, uint32_t first, size_t n)
+{
+    struct bt_sampled list[8] = {0};
+    struct bt_msg_output o = {.ticket = *t,
+                              .has_logprobs = true,
+                              .prompt_first = first,
+                              .n_prompt_logprobs = n,
+                              .prompt_logprobs = list};
+
+    bt_rt_on_message(core, now, session,
+                     &(struct bt_from_daemon){.kind = BT_FROM_DAEMON_OUTPUTS, .outputs = {1, &o}});
+    drain();
+}
+
+/* An answer is complete only with the log-probabilities of its prompt: when the prefill node that
+ * owed them is lost, another one computes them, and nothing is delivered twice. */
+static void test_late_prompt_logprobs(void)
+{
+    struct bt_sampling sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = 2};
+    const uint32_t prompt[4] = {1, 2, 3, 4};
+    uint64_t seq;
+
+    begin();
+    uint64_t p = join(BT_ROLE_PREFILL, 1, "p0");
+    uint64_t d = join(BT_ROLE_DECODE, 2, "d0");
+
+    clear();
+    CHECK_EQ(bt_rt_seq_start(core, now,
+                             &(struct bt_rt_seq_start){.request_id = "r",
+                                                       .tokens = prompt,
+                                                       .n_prompt = 4,
+                                                       .sampling = &sampling,
+                                                       .prompt_logprobs = true,
+                                                       .deadline = UINT64_MAX},
+                             &seq),
+             BT_OK);
+    drain();
+    struct bt_ticket t = SUBMIT(0)->ticket;
+
+    prompt_logprobs(p, &t, 1, 1);
+    output(d, &t, 0, 100, 2, 2, true);
+    tick(500);
+    CHECK(n_tokens == 2 && n_ends == 0);
+    uint64_t p2 = join(BT_ROLE_PREFILL, 3, "p1");
+
+    bt_rt_on_session_lost(core, now, p, "test");
+    drain();
+    tick(50);
+    CHECK_EQ(count(BT_FROM_ROUTER_SUBMIT), 3);
+    CHECK_EQ(SUBMIT(2)->session, p2);
+    CHECK_EQ(SUBMIT(2)->peer, 0);
+    CHECK_EQ(SUBMIT(2)->n_tokens, 5);
+    CHECK(SUBMIT(2)->prompt_logprobs);
+    prompt_logprobs(p2, &SUBMIT(2)->ticket, 1, 3);
+    output(p2, &SUBMIT(2)->ticket, 1, 101, 1, 2, true);
+    CHECK(n_plp == 3 && n_tokens == 2 && n_ends == 1);
+    CHECK(last_end.kind == BT_RT_FINISHED && last_end.finish == 2);
+    end();
+}
+
 static void test_reconnect(void)
 {
     begin();
@@ -807,12 +893,14 @@ int main(void)
     test_node_loss();
     test_no_node();
     test_cancel();
+    test_cancel_while_draining();
     test_mismatch();
     test_version();
     test_unreachable();
     test_gap();
     test_limits();
     test_late_stats();
+    test_late_prompt_logprobs();
     test_reconnect();
     test_memory();
     return bt_test_done();
