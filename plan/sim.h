@@ -1,0 +1,68 @@
+#ifndef BT_PLAN_SIM_H
+#define BT_PLAN_SIM_H
+
+/* A whole cluster in one process, one thread and virtual time: routers, prefill and decode nodes,
+ * sessions between them, transfers, clients, faults. The decisions are the real ones (router_core,
+ * prefilld_core, decoded_core, sched/batch); what surrounds them is modelled: streams keep their
+ * order and may be cut; control messages and page shares are delayed, reordered, dropped with their
+ * connection, duplicated; processes are killed, frozen, drained and started again. The engine is a
+ * toy whose token is a hash of everything it reads from its pages, so that one mixed-up, stale or
+ * freed page changes the answer.
+ *
+ * A run is a pure function of seed and profile. Checked while it runs and at its end: every request
+ * is answered or refused exactly once; its tokens are those of an undisturbed run, in order, without
+ * gap or repeat; the cores' actions keep the contracts of their headers; no page is written, sent or
+ * read by any but its holder; after the faults everything settles within bounded time, the pools are
+ * all free, and new requests are served. */
+
+#include <stdbool.h>
+#include <stdint.h>
+#include "base/status.h"
+
+struct bt_sim;
+
+enum bt_sim_profile {
+    BT_SIM_CALM,       /* no faults: every request must finish */
+    BT_SIM_CANCELS,    /* clients leave at any moment */
+    BT_SIM_KILLS,      /* kill -9 and restart, of routers too */
+    BT_SIM_CUTS,       /* sessions, connections and the network between two processes */
+    BT_SIM_FREEZES,    /* stopped for shorter or longer than the lease, then continued */
+    BT_SIM_TINY_POOLS, /* pages, slots and queues too small */
+    BT_SIM_ROLLING,    /* one node after the other is drained and replaced: nothing may fail */
+    BT_SIM_EVERYTHING, /* all of the above, and sends that are refused or lost */
+    BT_SIM_PROFILES,
+};
+/* "calm", "cancels", …; NULL past the end. */
+const char *bt_sim_profile_name(enum bt_sim_profile p);
+
+typedef void bt_sim_line_fn(void *arg, const char *line);
+
+struct bt_sim_opts {
+    uint64_t seed;
+    enum bt_sim_profile profile;
+    bt_sim_line_fn *log; /* every event as it happens; NULL: none */
+    void *log_arg;
+};
+
+struct bt_sim_result {
+    bool failed;
+    char text[512];      /* the violated rule; "" if none */
+    uint64_t trace;      /* hash of all events: equal for equal runs */
+    uint64_t virtual_ns; /* length of the run */
+    uint64_t events;     /* handled */
+    uint64_t faults;     /* injected */
+    uint64_t n_requests, n_finished, n_refused, n_cancelled, n_lost; /* lost: with their router */
+    uint64_t n_tokens;                                               /* delivered to clients */
+    uint64_t n_attempts, n_transfers, n_preempted, n_stale;
+};
+
+/* BT_ERR_NOMEM. */
+enum bt_status bt_sim_create(const struct bt_sim_opts *opts, struct bt_sim **out) BT_NODISCARD;
+/* Runs it to its end or to the first violation, once. */
+void bt_sim_run(struct bt_sim *s);
+const struct bt_sim_result *bt_sim_result(const struct bt_sim *s);
+/* The last n events, oldest first. Allocates nothing: usable after an assertion failed. */
+void bt_sim_tail(const struct bt_sim *s, uint32_t n, bt_sim_line_fn *line, void *arg);
+void bt_sim_destroy(struct bt_sim *s);
+
+#endif

@@ -1,0 +1,359 @@
+/* Requests: when they come, leave, and what they must be answered. Each answer is compared with that
+ * of an undisturbed run, which is a pure function of the request. */
+
+#include "plan/sim_int.h"
+
+#include "base/assert.h"
+#include "base/mem.h"
+
+/* ---- an undisturbed run ---- */
+
+static uint64_t prefix_of(const struct sim_request *q, uint64_t *list, uint32_t n)
+{
+    uint32_t token = n < q->n_prompt ? q->tokens[n] : q->answer[n - q->n_prompt].token;
+
+    list[n] = sim_prefix(n > 0 ? list[n - 1] : 1, token);
+    return list[n];
+}
+
+/* Longest prompt and answer together, given that all nodes of a role are alike. */
+static uint32_t context_of(const struct bt_sim *s, bool with_decode)
+{
+    uint32_t p = sim_engine_max_tokens(s, BT_ROLE_PREFILL);
+    uint32_t d = sim_engine_max_tokens(s, BT_ROLE_DECODE);
+
+    return with_decode && d < p ? d : p;
+}
+
+static void make_answer(struct bt_sim *s, struct sim_request *q)
+{
+    const struct sim_config *c = &s->cfg;
+    uint32_t room = context_of(s, true);
+    uint32_t max = q->max_tokens != 0 ? q->max_tokens : room > q->n_prompt ? room - q->n_prompt : 1;
+    uint64_t *prefix = sim_alloc((q->n_prompt + max) * sizeof *prefix);
+    uint64_t sum[SIM_GROUPS_MAX] = {0};
+
+    q->answer = sim_alloc(max * sizeof *q->answer);
+    for (uint32_t n = 0; q->finish == 0; n++) {
+        uint64_t p = prefix_of(q, prefix, n);
+
+        for (uint32_t g = 0; g < c->n_groups; g++) {
+            for (uint32_t l = 0; l < c->n_layers[g]; l++) {
+                uint32_t w = c->window[g];
+
+                sum[g] += sim_mix(sim_kv(p, g, l, n), n);
+                if (w != 0 && n >= w) {
+                    sum[g] -= sim_mix(sim_kv(prefix[n - w], g, l, n - w), n - w);
+                }
+            }
+        }
+        if (n + 1 >= q->n_prompt) {
+            uint32_t i = n + 1 - q->n_prompt;
+
+            q->answer[i] = sim_sample(sum[0] + sum[1], q->seed, i);
+            q->finish = sim_finish(c, q->answer[i].token, q->n_prompt, i, max);
+            q->n_answer = i + 1;
+        }
+    }
+    bt_free(prefix);
+}
+
+static bool fits(const struct bt_sim *s, const struct sim_request *q)
+{
+    uint32_t room = context_of(s, q->max_tokens != 1);
+
+    return q->max_tokens == 0 ? q->n_prompt < room : q->n_prompt + q->max_tokens <= room;
+}
+
+/* ---- the life of a request ---- */
+
+static void over(struct bt_sim *s, struct sim_request *q, enum sim_request_state state)
+{
+    q->state = state;
+    q->t_over = s->now;
+    s->n_open--;
+    s->t_over = s->now;
+}
+
+static uint32_t number_of(const struct bt_sim *s, const struct sim_request *q)
+{
+    return (uint32_t)(q - s->requests);
+}
+
+static void on_leave(struct bt_sim *s, struct sim_event *e)
+{
+    struct sim_request *q = &s->requests[e->i];
+    struct sim_router *r = s->procs[e->proc].router;
+
+    if (q->state != REQ_RUNNING) {
+        return;
+    }
+    sim_log(s, "request %u leaves after %u tokens", e->i, q->n_got);
+    over(s, q, REQ_CANCELLED);
+    s->result.n_cancelled++;
+    bt_rt_seq_cancel(r->core, s->now, q->seq);
+    sim_router_pump(s, r);
+}
+
+static void on_ask(struct bt_sim *s, struct sim_event *e)
+{
+    struct sim_request *q = &s->requests[e->i];
+    struct sim_router *r = s->procs[e->proc].router;
+    struct bt_sampling sampling = {
+        .temperature = 1,
+        .top_p = 1,
+        .repetition_penalty = 1,
+        .seed = q->seed,
+        .max_tokens = q->max_tokens,
+        .logprobs = q->logprobs,
+    };
+    struct bt_rt_seq_start start = {
+        .request_id = "request",
+        .tokens = q->tokens,
+        .n_prompt = q->n_prompt,
+        .sampling = &sampling,
+        .prompt_logprobs = q->prompt_logprobs,
+        .priority = q->priority,
+        .deadline = q->t_deadline != 0 ? q->t_deadline : UINT64_MAX,
+        .user = q,
+    };
+
+    sim_log(s, "request %u at %p: prompt %u, max_tokens %u", e->i, e->proc, q->n_prompt,
+            q->max_tokens);
+    q->state = REQ_RUNNING;
+    enum bt_status st = bt_rt_seq_start(r->core, s->now, &start, &q->seq);
+
+    if (st != BT_OK) {
+        sim_log(s, "request %u is refused: the queue is full", e->i);
+        over(s, q, REQ_DONE);
+        s->result.n_refused++;
+        if (s->cfg.must_finish || q->probe) {
+            sim_fail(s, "request %u is refused without need", e->i);
+        }
+    } else if (q->t_cancel != 0) {
+        sim_post(s, q->t_cancel, e->proc, on_leave)->i = e->i;
+    }
+    sim_router_pump(s, r);
+}
+
+static void on_arrive(struct bt_sim *s, struct sim_event *e)
+{
+    struct sim_request *q = &s->requests[e->i];
+    uint32_t tries = 0;
+
+    while (!s->procs[q->router].alive && tries++ < s->cfg.n_routers) {
+        q->router = (q->router + 1) % s->cfg.n_routers;
+    }
+    if (!s->procs[q->router].alive) {
+        over(s, q, REQ_LOST);
+        s->result.n_lost++;
+        return;
+    }
+    q->state = REQ_ASKED;
+    sim_post(s, s->now + sim_latency(s), q->router, on_ask)->i = e->i;
+}
+
+static void make_request(struct bt_sim *s, struct sim_request *q)
+{
+    const struct sim_config *c = &s->cfg;
+
+    q->router = sim_below(s, c->n_routers);
+    q->t_arrive = s->now + sim_between(s, 0, c->arrive_ns);
+    q->n_prompt = (uint32_t)sim_between(s, 1, c->prompt_max);
+    q->max_tokens = (uint32_t)sim_between(s, 1, c->answer_max);
+    if (sim_chance(s, 50000)) {
+        q->max_tokens = sim_below(s, 2);
+    } else if (sim_chance(s, 20000)) {
+        q->max_tokens = c->context;
+    }
+    q->priority = (int32_t)sim_below(s, 3) - 1;
+    q->logprobs = sim_chance(s, 300000);
+    q->prompt_logprobs = sim_chance(s, 100000);
+    q->seed = sim_random(s);
+    q->tokens = sim_alloc(q->n_prompt * sizeof *q->tokens);
+    for (uint32_t i = 0; i < q->n_prompt; i++) {
+        q->tokens[i] = sim_below(s, SIM_VOCAB);
+    }
+    q->logprob_next = 1;
+    if (sim_chance(s, c->cancel_ppm)) {
+        if (sim_chance(s, 500000)) {
+            q->t_cancel = q->t_arrive + sim_between(s, 0, 1000) * sim_between(s, 0, 1000) * 1000;
+        } else {
+            q->cancel_after = (uint32_t)sim_between(s, 1, 8);
+        }
+    }
+    if (sim_chance(s, c->deadline_ppm)) {
+        q->t_deadline = q->t_arrive + sim_between(s, 10, 3000) * SIM_MS;
+    }
+    make_answer(s, q);
+    s->n_open++;
+}
+
+void sim_clients_start(struct bt_sim *s)
+{
+    s->n_requests = s->cfg.n_requests;
+    s->result.n_requests = s->n_requests;
+    s->requests = sim_alloc((s->n_requests + SIM_ROUTERS_MAX) * sizeof *s->requests);
+    for (uint32_t i = 0; i < s->n_requests; i++) {
+        make_request(s, &s->requests[i]);
+        sim_post(s, s->requests[i].t_arrive, SIM_WORLD, on_arrive)->i = i;
+    }
+}
+
+/* A short request after everything settled: it must be served. */
+void sim_client_probe(struct bt_sim *s, uint32_t router)
+{
+    uint32_t i = s->n_requests++;
+    struct sim_request *q = &s->requests[i];
+
+    make_request(s, q);
+    bt_free(q->answer);
+    q->n_answer = q->finish = 0;
+    q->router = router;
+    q->n_prompt = 1;
+    q->max_tokens = 3;
+    q->t_cancel = q->t_deadline = 0;
+    q->cancel_after = 0;
+    q->probe = true;
+    make_answer(s, q);
+    q->state = REQ_ASKED;
+    sim_post(s, s->now, router, on_ask)->i = i;
+}
+
+void sim_clients_fini(struct bt_sim *s)
+{
+    for (uint32_t i = 0; i < s->n_requests; i++) {
+        bt_free(s->requests[i].tokens);
+        bt_free(s->requests[i].answer);
+    }
+    bt_free(s->requests);
+}
+
+void sim_clients_lost(struct bt_sim *s, uint32_t router)
+{
+    for (uint32_t i = 0; i < s->n_requests; i++) {
+        struct sim_request *q = &s->requests[i];
+
+        if (q->router == router && (q->state == REQ_RUNNING || q->state == REQ_ASKED)) {
+            over(s, q, REQ_LOST);
+            s->result.n_lost++;
+        }
+    }
+}
+
+/* ---- answers ---- */
+
+static struct sim_request *request_of(struct bt_sim *s, struct sim_router *r,
+                                      const struct bt_rt_action *a, const char *what)
+{
+    struct sim_request *q = a->user;
+
+    if (q->state != REQ_RUNNING || q->router != r->proc || q->seq != a->seq) {
+        sim_fail(s, "router %s: %s for request %u, which is over", s->procs[r->proc].name, what,
+                 number_of(s, q));
+        return NULL;
+    }
+    return q;
+}
+
+static void leave_now(struct bt_sim *s, struct sim_router *r, struct sim_request *q)
+{
+    over(s, q, REQ_CANCELLED);
+    s->result.n_cancelled++;
+    sim_log(s, "request %u leaves at token %u", number_of(s, q), q->n_got);
+    bt_rt_seq_cancel(r->core, s->now, q->seq);
+}
+
+void sim_client_tokens(struct bt_sim *s, struct sim_router *r, const struct bt_rt_action *a)
+{
+    struct sim_request *q = request_of(s, r, a, "tokens");
+
+    if (q == NULL) {
+        return;
+    }
+    sim_log(s, "request %u gets %u tokens from %u", number_of(s, q), a->tokens.n, a->tokens.index);
+    if (a->tokens.index != q->n_got || a->tokens.n == 0) {
+        sim_fail(s, "request %u: %zu tokens at %u after %u", number_of(s, q), a->tokens.n,
+                 a->tokens.index, q->n_got);
+        return;
+    }
+    for (size_t i = 0; i < a->tokens.n; i++) {
+        const struct bt_sampled *t = &a->tokens.list[i], *want = &q->answer[q->n_got];
+
+        if (q->n_got == q->n_answer || t->token != want->token) {
+            sim_fail(s, "request %u: token %u is %u, not %u", number_of(s, q), q->n_got, t->token,
+                     q->n_got == q->n_answer ? 0 : want->token);
+            return;
+        }
+        if (q->logprobs && t->logprob != want->logprob) {
+            sim_fail(s, "request %u: log-probability of token %u differs", number_of(s, q),
+                     q->n_got);
+            return;
+        }
+        q->n_got++;
+    }
+    s->result.n_tokens += a->tokens.n;
+    if (q->cancel_after != 0 && q->n_got >= q->cancel_after) {
+        leave_now(s, r, q);
+    }
+}
+
+void sim_client_prompt(struct bt_sim *s, struct sim_router *r, const struct bt_rt_action *a)
+{
+    struct sim_request *q = request_of(s, r, a, "prompt log-probabilities");
+
+    if (q == NULL) {
+        return;
+    }
+    if (!q->prompt_logprobs || a->prompt_logprobs.first != q->logprob_next ||
+        a->prompt_logprobs.n > q->n_prompt - q->logprob_next) {
+        sim_fail(s, "request %u: prompt log-probabilities from %u, not %u", number_of(s, q),
+                 a->prompt_logprobs.first, q->logprob_next);
+        return;
+    }
+    for (size_t i = 0; i < a->prompt_logprobs.n; i++) {
+        if (a->prompt_logprobs.list[i].token != q->tokens[q->logprob_next++]) {
+            sim_fail(s, "request %u: a prompt log-probability of another token", number_of(s, q));
+            return;
+        }
+    }
+}
+
+static void check_finished(struct bt_sim *s, const struct sim_request *q, uint32_t finish)
+{
+    if (q->n_got != q->n_answer || finish != q->finish) {
+        sim_fail(s, "request %u finished (%u) with %u tokens, not (%u) with %u", number_of(s, q),
+                 finish, q->n_got, q->finish, q->n_answer);
+    } else if (q->prompt_logprobs && q->logprob_next != (q->n_prompt > 1 ? q->n_prompt : 1)) {
+        sim_fail(s, "request %u finished without all of its prompt's log-probabilities",
+                 number_of(s, q));
+    } else if (!fits(s, q)) {
+        sim_fail(s, "request %u finished, but does not fit the context", number_of(s, q));
+    }
+}
+
+void sim_client_end(struct bt_sim *s, struct sim_router *r, const struct bt_rt_action *a)
+{
+    struct sim_request *q = request_of(s, r, a, "the end");
+
+    if (q == NULL) {
+        return;
+    }
+    sim_logs(s, a->end.text, "request %u ends, kind %u, finish %u: %s", number_of(s, q),
+             a->end.kind, a->end.finish);
+    over(s, q, REQ_DONE);
+    q->end = a->end.kind;
+    if (a->end.kind == BT_RT_FINISHED) {
+        s->result.n_finished++;
+        check_finished(s, q, a->end.finish);
+        return;
+    }
+    s->result.n_refused++;
+    bool right = a->end.kind == BT_RT_INVALID    ? !fits(s, q)
+                 : a->end.kind == BT_RT_DEADLINE ? q->t_deadline != 0 && s->now >= q->t_deadline
+                                                 : a->end.kind != BT_RT_INTERNAL;
+
+    if (!right || ((s->cfg.must_finish || q->probe) && fits(s, q))) {
+        sim_fail(s, "request %u ends with kind %u: %s", number_of(s, q), a->end.kind, a->end.text);
+    }
+}

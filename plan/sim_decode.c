@@ -1,0 +1,158 @@
+/* Around decoded_core, as decoded/decoded_io.c: carries its actions out, gives it what happens. */
+
+#include "plan/sim_int.h"
+
+#include "base/assert.h"
+#include "base/mem.h"
+
+void sim_decode_start(struct bt_sim *s, struct sim_node *n)
+{
+    const struct sim_config *c = &s->cfg;
+    struct bt_dc_opts o = {
+        .max_jobs = c->max_jobs,
+        .parked_max = c->max_jobs < 16 ? 4 : 64,
+        .n_groups = c->n_groups,
+        .park_ns = c->lease_ns,
+        .transfer_ns = c->transfer_ns,
+    };
+
+    for (uint32_t g = 0; g < c->n_groups; g++) {
+        o.n_layers[g] = c->n_layers[g];
+    }
+    enum bt_status st = bt_dc_core_create(&o, &n->dc);
+
+    BT_ASSERT(st == BT_OK);
+}
+
+static void do_land(struct bt_sim *s, struct sim_node *n, const struct bt_dc_action *a)
+{
+    const struct bt_dc_request *m = a->land;
+    struct sim_req *r = sim_alloc(sizeof *r + m->n_tokens * sizeof r->tokens[0]);
+
+    r->n_tokens = m->n_tokens;
+    r->n_prompt = m->n_prompt;
+    r->max_tokens = m->sampling.max_tokens;
+    r->seed = m->sampling.seed;
+    memcpy(r->tokens, m->tokens, m->n_tokens * sizeof r->tokens[0]);
+    sim_job_new(s, n, a->job);
+    sim_engine_cmd(s, n, &(struct sim_cmd){.kind = CMD_LAND, .job = a->job, .req = r});
+}
+
+static void do_begin(struct bt_sim *s, struct sim_node *n, const struct bt_dc_action *a)
+{
+    struct sim_job_state *j = sim_job(s, n, a->job, "BEGIN");
+
+    if (j->begun || j->gone) {
+        sim_fail(s, "%s begins job %llx twice, or without pages", s->procs[n->proc].name,
+                 (unsigned long long)a->job);
+    }
+    j->begun = true;
+    s->result.n_transfers++;
+    sim_engine_cmd(s, n, &(struct sim_cmd){.kind = CMD_BEGIN, .job = a->job, .token = a->token});
+}
+
+static void do_release(struct bt_sim *s, struct sim_node *n, uint64_t job)
+{
+    struct sim_job_state *j = sim_job(s, n, job, "RELEASE");
+
+    if (sim_land_open_of_job(n, job)) {
+        sim_fail(s, "%s releases job %llx under an open landing", s->procs[n->proc].name,
+                 (unsigned long long)job);
+    }
+    sim_engine_cmd(s, n, &(struct sim_cmd){.kind = CMD_RELEASE, .job = job});
+    *j = (struct sim_job_state){0};
+}
+
+static void engine_job(struct bt_sim *s, struct sim_node *n, enum sim_cmd_kind kind, uint64_t job)
+{
+    (void)sim_job(s, n, job, kind == CMD_CANCEL ? "CANCEL" : "QUARANTINE");
+    sim_engine_cmd(s, n, &(struct sim_cmd){.kind = kind, .job = job});
+}
+
+/* false: the transfer room does not take the landing. */
+static bool do_action(struct bt_sim *s, struct sim_node *n, const struct bt_dc_action *a)
+{
+    switch (a->kind) {
+    case BT_DC_ENGINE_LAND:
+        do_land(s, n, a);
+        break;
+    case BT_DC_ENGINE_BEGIN:
+        do_begin(s, n, a);
+        break;
+    case BT_DC_ENGINE_QUARANTINE:
+        engine_job(s, n, CMD_QUARANTINE, a->job);
+        break;
+    case BT_DC_ENGINE_CANCEL:
+        engine_job(s, n, CMD_CANCEL, a->job);
+        break;
+    case BT_DC_ENGINE_RELEASE:
+        do_release(s, n, a->job);
+        break;
+    case BT_DC_LAND_OPEN:
+        if (sim_chance(s, s->cfg.busy_ppm)) {
+            return false;
+        }
+        sim_land_open(s, n, a);
+        break;
+    case BT_DC_LAND_EXPECT:
+        sim_land_expect(s, n, a);
+        break;
+    case BT_DC_LAND_CLOSE:
+        sim_land_close(s, n, a);
+        break;
+    case BT_DC_CONTROL:
+        sim_control(s, n, a->peer, &a->control);
+        break;
+    case BT_DC_OUTPUT:
+        sim_ticket_output(s, n, a->router, &a->output);
+        break;
+    case BT_DC_ATTEMPT_END:
+        sim_ticket_end(s, n, a->router, &a->end);
+        break;
+    }
+    return true;
+}
+
+void sim_decode_run(struct bt_sim *s, struct sim_node *n)
+{
+    const struct bt_dc_actions *list = bt_dc_core_actions(n->dc);
+    uint64_t refused = 0;
+
+    for (size_t i = 0; i < list->n; i++) {
+        if (!do_action(s, n, &list->items[i])) {
+            refused = list->items[i].job;
+        }
+    }
+    if (refused != 0) {
+        bt_dc_on_land_refused(n->dc, s->now, refused, "busy");
+        sim_decode_run(s, n);
+    }
+}
+
+void sim_decode_engine(struct bt_sim *s, struct sim_node *n, const struct sim_engine_msg *m)
+{
+    const uint32_t *tables[SIM_GROUPS_MAX];
+
+    switch (m->kind) {
+    case EV_FAILED:
+        bt_dc_on_engine_failed(n->dc, s->now, m->job, m->status, m->text);
+        break;
+    case EV_LANDED:
+        for (uint32_t g = 0; g < s->cfg.n_groups; g++) {
+            tables[g] = m->ids + (size_t)g * m->end;
+        }
+        bt_dc_on_engine_landed(n->dc, s->now, m->job, m->end, m->first_page, tables);
+        break;
+    case EV_TOKEN:
+        bt_dc_on_engine_token(n->dc, s->now, m->job, m->index, &m->sampled, m->finish);
+        break;
+    case EV_PREEMPTED:
+        bt_dc_on_engine_preempted(n->dc, s->now, m->job);
+        break;
+    case EV_STARTED:
+    case EV_PAGES:
+    case EV_LOGPROBS:
+        return;
+    }
+    sim_decode_run(s, n);
+}

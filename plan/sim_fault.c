@@ -1,0 +1,218 @@
+/* Faults: what is broken, when, and for how long. After the last one everything is put right again
+ * and the run must settle. */
+
+#include "plan/sim_int.h"
+
+static uint32_t pick_proc(struct bt_sim *s, bool router)
+{
+    uint32_t first = router ? 0 : s->cfg.n_routers;
+    uint32_t n = router ? s->cfg.n_routers : s->n_procs - s->cfg.n_routers;
+
+    return first + sim_below(s, n);
+}
+
+static void on_restart(struct bt_sim *s, struct sim_event *e)
+{
+    if (!s->procs[e->i].alive) {
+        sim_proc_start(s, e->i);
+    }
+}
+
+static void kill_proc(struct bt_sim *s, uint32_t proc)
+{
+    static const uint64_t pauses[] = {1, 200, 1500, 6000};
+
+    if (!s->procs[proc].alive) {
+        return;
+    }
+    sim_proc_stop(s, proc, sim_chance(s, 700000));
+    sim_post(s, s->now + sim_between(s, 0, pauses[sim_below(s, 4)]) * SIM_MS, SIM_WORLD, on_restart)
+        ->i = proc;
+}
+
+static void on_thaw(struct bt_sim *s, struct sim_event *e)
+{
+    if (s->procs[e->i].alive && s->procs[e->i].frozen && s->procs[e->i].incarnation == e->k) {
+        sim_proc_thaw(s, e->i);
+    }
+}
+
+static void freeze_proc(struct bt_sim *s, uint32_t proc)
+{
+    struct sim_proc *p = &s->procs[proc];
+
+    if (!p->alive || p->frozen) {
+        return;
+    }
+    sim_proc_freeze(s, proc);
+    struct sim_event *e = sim_post(
+        s, s->now + sim_between(s, 1, s->cfg.lease_ns * (1 + sim_below(s, 3))), SIM_WORLD, on_thaw);
+
+    e->i = proc;
+    e->k = p->incarnation;
+}
+
+static void on_heal(struct bt_sim *s, struct sim_event *e)
+{
+    if (s->cut[e->i][e->k] || s->cut[e->k][e->i]) {
+        sim_heal(s, e->i, e->k);
+    }
+}
+
+static void cut_network(struct bt_sim *s)
+{
+    uint32_t a = sim_below(s, s->n_procs);
+    uint32_t b = sim_below(s, s->n_procs);
+
+    if (a == b) {
+        return;
+    }
+    sim_cut(s, a, b);
+    if (!sim_chance(s, 300000)) {
+        sim_cut(s, b, a);
+    }
+    uint64_t at = s->now + sim_between(s, 1, s->cfg.lease_ns * (1 + sim_below(s, 3)));
+    struct sim_event *e = sim_post(s, at, SIM_WORLD, on_heal);
+
+    e->i = a;
+    e->k = b;
+}
+
+static void on_fast(struct bt_sim *s, struct sim_event *e)
+{
+    (void)e;
+    s->slow = 1;
+}
+
+/* A drained node stops by itself; it is replaced a little later. */
+static void on_drained(struct bt_sim *s, struct sim_event *e)
+{
+    struct sim_proc *p = &s->procs[e->i];
+
+    if (p->alive && p->draining) {
+        sim_post(s, s->now + 100 * SIM_MS, SIM_WORLD, on_drained)->i = e->i;
+    } else if (!p->alive) {
+        sim_proc_start(s, e->i);
+    }
+}
+
+static void drain_proc(struct bt_sim *s, uint32_t proc)
+{
+    if (s->procs[proc].alive && !s->procs[proc].draining && !s->procs[proc].frozen) {
+        sim_node_drain(s, proc);
+        sim_post(s, s->now + 100 * SIM_MS, SIM_WORLD, on_drained)->i = proc;
+    }
+}
+
+static void inject(struct bt_sim *s, enum sim_fault kind)
+{
+    switch (kind) {
+    case SIM_FAULT_KILL_NODE:
+        kill_proc(s, pick_proc(s, false));
+        break;
+    case SIM_FAULT_KILL_ROUTER:
+        kill_proc(s, pick_proc(s, true));
+        break;
+    case SIM_FAULT_FREEZE:
+        freeze_proc(s, sim_below(s, s->n_procs));
+        break;
+    case SIM_FAULT_CUT:
+        cut_network(s);
+        break;
+    case SIM_FAULT_STREAM:
+        if (s->n_streams > 0) {
+            sim_stream_break(s, sim_below(s, s->n_streams));
+        }
+        break;
+    case SIM_FAULT_CONN:
+        if (s->n_conns > 0) {
+            sim_conn_break(s, sim_below(s, s->n_conns));
+        }
+        break;
+    case SIM_FAULT_SLOW:
+        s->slow = 1 + sim_below(s, 40);
+        sim_post(s, s->now + sim_between(s, 100, 3000) * SIM_MS, SIM_WORLD, on_fast);
+        break;
+    case SIM_FAULT_DRAIN:
+        drain_proc(s, pick_proc(s, false));
+        break;
+    case SIM_FAULT_ALL:
+        break;
+    }
+}
+
+static void on_fault(struct bt_sim *s, struct sim_event *e)
+{
+    uint32_t n = 0, bits[8];
+
+    (void)e;
+    for (uint32_t b = 1; b < SIM_FAULT_ALL; b <<= 1) {
+        if ((s->cfg.fault_kinds & b) != 0) {
+            bits[n++] = b;
+        }
+    }
+    s->result.faults++;
+    inject(s, (enum sim_fault)bits[sim_below(s, n)]);
+}
+
+/* ---- one node after the other ---- */
+
+static void on_roll(struct bt_sim *s, struct sim_event *e)
+{
+    struct sim_proc *p = &s->procs[e->i];
+
+    if (e->k == 0) {
+        drain_proc(s, e->i);
+        s->result.faults++;
+    } else if (p->alive && !p->draining) { /* replaced, and back for a while */
+        if (e->i + 1 < s->n_procs) {
+            sim_post(s, s->now, SIM_WORLD, on_roll)->i = e->i + 1;
+        } else {
+            sim_settle_start(s);
+        }
+        return;
+    }
+    struct sim_event *next = sim_post(s, s->now + 2000 * SIM_MS, SIM_WORLD, on_roll);
+
+    next->i = e->i;
+    next->k = 1;
+}
+
+/* ---- the end of it ---- */
+
+static void on_all_over(struct bt_sim *s, struct sim_event *e)
+{
+    (void)e;
+    s->slow = 1;
+    for (uint32_t a = 0; a < s->n_procs; a++) {
+        struct sim_proc *p = &s->procs[a];
+
+        for (uint32_t b = 0; b < a; b++) {
+            if (s->cut[a][b] || s->cut[b][a]) {
+                sim_heal(s, a, b);
+            }
+        }
+        if (p->alive && p->frozen) {
+            sim_proc_thaw(s, a);
+        }
+        if (!p->alive) {
+            sim_proc_start(s, a);
+        }
+    }
+    sim_settle_start(s);
+}
+
+void sim_faults_start(struct bt_sim *s)
+{
+    const struct sim_config *c = &s->cfg;
+    uint64_t last = c->fault_ns > c->arrive_ns ? c->fault_ns : c->arrive_ns;
+
+    if (s->opts.profile == BT_SIM_ROLLING) {
+        sim_post(s, s->now + 2000 * SIM_MS, SIM_WORLD, on_roll)->i = c->n_routers;
+        return;
+    }
+    for (uint32_t i = 0; i < c->n_faults; i++) {
+        sim_post(s, s->now + sim_between(s, 0, c->fault_ns), SIM_WORLD, on_fault);
+    }
+    sim_post(s, s->now + last + 2000 * SIM_MS, SIM_WORLD, on_all_over);
+}

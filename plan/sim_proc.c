@@ -1,0 +1,132 @@
+/* Processes: started, killed, frozen; and whether the network between two of them passes. */
+
+#include "plan/sim_int.h"
+
+#include "base/assert.h"
+#include "base/mem.h"
+
+uint64_t sim_latency(struct bt_sim *s)
+{
+    return sim_between(s, s->cfg.net_min_ns, s->cfg.net_max_ns) * s->slow;
+}
+
+uint64_t sim_local(struct bt_sim *s)
+{
+    return sim_between(s, 0, s->cfg.local_max_ns);
+}
+
+bool sim_alive(const struct bt_sim *s, uint32_t proc, uint32_t incarnation)
+{
+    return s->procs[proc].alive && s->procs[proc].incarnation == incarnation;
+}
+
+uint32_t sim_proc_by_name(const struct bt_sim *s, const char *name)
+{
+    for (uint32_t i = 0; i < s->n_procs; i++) {
+        if (strcmp(s->procs[i].name, name) == 0) {
+            return i;
+        }
+    }
+    return UINT32_MAX;
+}
+
+/* ---- life ---- */
+
+void sim_proc_start(struct bt_sim *s, uint32_t proc)
+{
+    struct sim_proc *p = &s->procs[proc];
+
+    BT_ASSERT(!p->alive);
+    p->alive = true;
+    p->frozen = p->draining = false;
+    p->incarnation++;
+    p->instance = sim_random(s) | 1;
+    sim_logs(s, p->name, "%s starts, instance %x", p->instance & 0xffff);
+    if (p->is_router) {
+        p->router = sim_router_create(s, proc);
+    } else {
+        p->node = sim_node_create(s, proc);
+    }
+}
+
+static void drop_stalled(struct sim_proc *p)
+{
+    for (size_t i = 0; i < p->n_stalled; i++) {
+        bt_free(p->stalled[i].p);
+    }
+    p->n_stalled = 0;
+}
+
+void sim_proc_stop(struct bt_sim *s, uint32_t proc, bool noticed)
+{
+    struct sim_proc *p = &s->procs[proc];
+
+    sim_logs(s, p->name, "%s dies, %u", noticed);
+    p->alive = false;
+    p->frozen = false;
+    drop_stalled(p);
+    sim_streams_of_dead(s, proc, noticed);
+    if (p->is_router) {
+        sim_clients_lost(s, proc);
+        sim_router_destroy(p->router);
+        p->router = NULL;
+        return;
+    }
+    sim_conns_of_dead(s, proc, noticed);
+    sim_node_destroy(p->node);
+    p->node = NULL;
+}
+
+void sim_proc_freeze(struct bt_sim *s, uint32_t proc)
+{
+    sim_logs(s, s->procs[proc].name, "%s is frozen", 0);
+    s->procs[proc].frozen = true;
+}
+
+/* What came meanwhile is seen at once: in order, or timers first, as a loop happens to look. */
+void sim_proc_thaw(struct bt_sim *s, uint32_t proc)
+{
+    struct sim_proc *p = &s->procs[proc];
+    bool timers_first = sim_chance(s, 500000);
+
+    sim_logs(s, p->name, "%s goes on", 0);
+    p->frozen = false;
+    for (size_t i = 0; timers_first && i < p->n_stalled; i++) {
+        if (p->stalled[i].k == SIM_TIMER) {
+            sim_repost(s, s->now, &p->stalled[i]);
+        }
+    }
+    for (size_t i = 0; i < p->n_stalled; i++) {
+        if (!timers_first || p->stalled[i].k != SIM_TIMER) {
+            sim_repost(s, s->now, &p->stalled[i]);
+        }
+    }
+    p->n_stalled = 0;
+}
+
+/* ---- network ---- */
+
+void sim_hold(struct bt_sim *s, struct sim_event *e)
+{
+    sim_push_event(&s->held, &s->n_held, &s->cap_held, e);
+}
+
+void sim_cut(struct bt_sim *s, uint32_t from, uint32_t to)
+{
+    sim_logs(s, s->procs[from].name, "network cut from %s to %p", to);
+    s->cut[from][to] = true;
+}
+
+void sim_heal(struct bt_sim *s, uint32_t a, uint32_t b)
+{
+    size_t n = s->n_held;
+
+    sim_logs(s, s->procs[a].name, "network joined between %s and %p", b);
+    s->cut[a][b] = s->cut[b][a] = false;
+    s->n_held = 0;
+    for (size_t i = 0; i < n; i++) { /* those of other cuts come back here */
+        struct sim_event e = s->held[i];
+
+        sim_repost(s, s->now, &e);
+    }
+}
