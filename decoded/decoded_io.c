@@ -69,7 +69,8 @@ static enum bt_status do_land_open(struct bt_decoded *d, const struct bt_dc_acti
 
 static void do_output(struct bt_decoded *d, const struct bt_dc_action *a)
 {
-    if (a->output.has_stats) {
+    /* Statistics come with the first output and again with the last. */
+    if (a->output.has_stats && a->output.finish == 0 && a->output.stats.transferred_bytes > 0) {
         bt_prom_hist_observe(&d->transfer_seconds, (double)a->output.stats.transfer_ns / 1e9);
     }
     bt_node_output(d->node, a->router, &a->output);
@@ -297,6 +298,7 @@ static void on_ready(void *arg, struct bt_node *n)
         o.n_layers[g] = n->layout->groups[g].n_layers;
     }
     d->node = n;
+    bt_node_hist_init(n, &d->transfer_seconds);
     enum bt_status st = bt_dc_core_create(&o, &d->core);
 
     BT_ASSERT(st == BT_OK); /* at start, before anything was promised */
@@ -308,14 +310,6 @@ enum bt_status bt_decoded_create(struct bt_decoded **out)
 
     if (d == NULL) {
         return BT_ERR_NOMEM;
-    }
-    enum bt_status st = bt_prom_hist_init_text(
-        &d->transfer_seconds,
-        "0.0005,0.001,0.0025,0.005,0.01,0.025,0.05,0.1,0.25,0.5,1,2.5,5,10,30", NULL);
-
-    if (st != BT_OK) {
-        bt_free(d);
-        return st;
     }
     *out = d;
     return BT_OK;

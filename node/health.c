@@ -12,6 +12,25 @@ static bool node_ready(const struct bt_node *n)
     return n->link != NULL && bt_router_link_up(n->link) > 0 && !n->p->draining;
 }
 
+enum bt_status bt_node_metrics_init(struct bt_node *n, struct bt_err *err)
+{
+    if (bt_prom_hist_init_text(&n->p->step_seconds, n->cfg.buckets_seconds, err) != BT_OK) {
+        return bt_err_prefix(err, "--buckets-seconds");
+    }
+    if (bt_prom_hist_init_text(&n->p->batch_tokens, n->cfg.buckets_tokens, err) != BT_OK) {
+        return bt_err_prefix(err, "--buckets-tokens");
+    }
+    return BT_OK;
+}
+
+void bt_node_hist_init(const struct bt_node *n, struct bt_prom_hist *seconds)
+{
+    *seconds = n->p->step_seconds;
+    memset(seconds->counts, 0, sizeof seconds->counts);
+    seconds->sum = 0;
+    seconds->count = 0;
+}
+
 uint64_t bt_node_transfer_failures(const struct bt_xfer_stats *x)
 {
     return x->fail_peer_lost + x->fail_lease + x->fail_stall + x->fail_connect + x->fail_refused +
@@ -42,6 +61,21 @@ static void one(struct bt_buf *b, const char *name, enum bt_prom_type type, cons
     bt_prom_u64(b, name, NULL, 0, value);
 }
 
+/* Label node: the router's address. */
+static void sessions(const struct bt_node *n, struct bt_buf *b)
+{
+    const char *address = NULL;
+    bool up = false;
+
+    bt_prom_head(b, "baton_session_up", BT_PROM_GAUGE, "1 while the session with a router is up.");
+    for (uint32_t i = 0;
+         n->link != NULL && (address = bt_router_link_address(n->link, i, &up)) != NULL; i++) {
+        const struct bt_prom_label labels[] = {{"node", address}, {"role", "router"}};
+
+        bt_prom_u64(b, "baton_session_up", labels, 2, up);
+    }
+}
+
 static void render_metrics(struct bt_node *n, struct bt_buf *b)
 {
     struct bt_engine_snapshot s = bt_engine_thread_snapshot(n->engine);
@@ -64,9 +98,6 @@ static void render_metrics(struct bt_node *n, struct bt_buf *b)
     one(b, "baton_kv_stale_messages_total", BT_PROM_COUNTER,
         "Page messages dropped: ticket, generation, peer or range did not match.",
         x.drop_unknown + x.drop_generation + x.drop_peer + x.drop_range + x.drop_malformed);
-    bt_prom_head(b, "baton_kv_transfer_post_seconds", BT_PROM_COUNTER,
-                 "Time spent handing pages to the transport.");
-    bt_prom_f64(b, "baton_kv_transfer_post_seconds", NULL, 0, (double)x.post_ns / 1e9);
     const char *step = n->hooks.role == BT_ROLE_DECODE ? "baton_decode_step_seconds"
                                                        : "baton_prefill_step_seconds";
 
@@ -74,8 +105,7 @@ static void render_metrics(struct bt_node *n, struct bt_buf *b)
     bt_prom_hist_render(b, step, NULL, 0, &n->p->step_seconds);
     bt_prom_head(b, "baton_batch_tokens", BT_PROM_HISTOGRAM, "Tokens computed in one step.");
     bt_prom_hist_render(b, "baton_batch_tokens", NULL, 0, &n->p->batch_tokens);
-    one(b, "baton_session_up", BT_PROM_GAUGE, "Sessions with routers.",
-        n->link != NULL ? bt_router_link_up(n->link) : 0);
+    sessions(n, b);
     n->hooks.metrics(n->hooks.arg, b);
 }
 
@@ -118,16 +148,9 @@ void bt_node_health_changed(struct bt_node *n)
 enum bt_status bt_node_health_start(struct bt_node *n, struct bt_err *err)
 {
     struct bt_node_private *p = n->p;
-    enum bt_status st = bt_prom_hist_init_text(&p->step_seconds,
-                                               "0.0005,0.001,0.0025,0.005,0.01,0.025,0.05,0.1,0.25,"
-                                               "0.5,1,2.5,5,10",
-                                               err);
+    enum bt_status st = BT_OK;
 
-    if (st == BT_OK) {
-        st = bt_prom_hist_init_text(&p->batch_tokens, "1,2,4,8,16,32,64,128,256,512,1024,2048,4096",
-                                    err);
-    }
-    if (st != BT_OK || n->cfg.health == NULL) {
+    if (n->cfg.health == NULL) {
         return st;
     }
     st = bt_grpc_server_create(n->loop, NULL, &p->grpc);

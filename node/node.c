@@ -384,8 +384,11 @@ static enum bt_status transfer_address(struct bt_node *n, char out[BT_ADDR_TEXT_
     return BT_OK;
 }
 
+/* All that can be wrong without looking at files: before the model is loaded. */
 static enum bt_status check_cfg(struct bt_node *n, struct bt_err *err)
 {
+    char address[BT_ADDR_TEXT_MAX];
+    bool local;
     static const char *const backends[] = {"cpu", "cuda", "emulated"};
     static const char *const roles[] = {"prefill", "decode", "both"};
     int own = n->hooks.role == BT_ROLE_PREFILL ? 0 : 1;
@@ -404,7 +407,11 @@ static enum bt_status check_cfg(struct bt_node *n, struct bt_err *err)
         return bt_err_set(err, BT_ERR_INVALID, "--role %s: this daemon serves the role %s only",
                           roles[n->cfg.role], roles[own]);
     }
-    return BT_OK;
+    enum bt_status st = n->hooks.role == BT_ROLE_DECODE
+                            ? transfer_address(n, address, err)
+                            : all_routers_loopback(n->cfg.router, &local, err);
+
+    return st == BT_OK ? bt_node_metrics_init(n, err) : st;
 }
 
 static void on_load_progress(void *arg, double fraction)
@@ -481,6 +488,7 @@ static enum bt_status start_transfer(struct bt_node *n, struct bt_err *err)
                                .heartbeat_ns = n->cfg.heartbeat,
                                .lease_ns = n->cfg.lease,
                                .stall_ns = n->cfg.transfer_deadline,
+                               .checksum = n->cfg.checksum,
                                .peers_max = PEERS_MAX,
                                .landings_max = n->cfg.max_jobs,
                                .commands_max = TRANSFER_COMMANDS,
@@ -502,6 +510,9 @@ static enum bt_status start_link(struct bt_node *n, struct bt_err *err)
 
         snprintf(name, sizeof name, "%s-%ld", bt_role_name(n->hooks.role), (long)getpid());
         n->cfg.name = bt_strdup(name);
+    }
+    if (n->cfg.name == NULL) {
+        return bt_err_set(err, BT_ERR_NOMEM, "out of memory");
     }
     struct bt_router_link_opts o = {
         .routers = n->cfg.router,

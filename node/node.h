@@ -18,12 +18,14 @@
 
 struct bt_node_cfg {
     char *router, *model, *model_name, *name, *transfer, *health, *transport;
+    char *buckets_seconds, *buckets_tokens;
+    bool checksum;
     int backend, kv_dtype, role, isa;
     uint32_t threads, page_tokens, chunk_tokens, device, max_batch, max_jobs;
     uint64_t kv_bytes, lease, heartbeat, transfer_deadline, drain_timeout;
 };
 
-/* Rows of both daemons' option tables; role_default: "prefill" or "decode". */
+/* The option tables of the two daemons. */
 extern const struct bt_opt bt_node_opts_prefill[], bt_node_opts_decode[];
 extern const size_t bt_node_n_opts_prefill, bt_node_n_opts_decode;
 
@@ -61,6 +63,9 @@ struct bt_node {
  */
 int bt_node_main(const struct bt_prog *prog, int argc, char **argv,
                  const struct bt_node_hooks *hooks);
+
+/* An empty histogram with the buckets of --buckets-seconds. */
+void bt_node_hist_init(const struct bt_node *n, struct bt_prom_hist *seconds);
 
 /* Queues an output for a router; all outputs of one wake leave as one message. Copied. */
 void bt_node_output(struct bt_node *n, uint32_t router, const struct bt_msg_output *o);

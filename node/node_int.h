@@ -38,6 +38,7 @@ struct bt_node_private {
 };
 
 /* node/health.c */
+enum bt_status bt_node_metrics_init(struct bt_node *n, struct bt_err *err) BT_NODISCARD;
 enum bt_status bt_node_health_start(struct bt_node *n, struct bt_err *err) BT_NODISCARD;
 void bt_node_health_stop(struct bt_node *n);
 void bt_node_health_changed(struct bt_node *n);

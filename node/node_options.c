@@ -2,6 +2,10 @@
 
 #include "node/node.h"
 
+#define BUCKETS_SECONDS                                                                            \
+    "0.0001,0.00025,0.0005,0.001,0.0025,0.005,0.01,0.025,0.05,0.1,0.25,0.5,1,2.5,5,10,30,60"
+#define BUCKETS_TOKENS "1,2,4,8,16,32,64,128,256,512,1024,2048,4096"
+
 #define ROW(name, type, field, dflt, min, max, choices, arg, help)                                 \
     {name, type, offsetof(struct bt_node_cfg, field), dflt, min, max, choices, arg, help}
 
@@ -42,6 +46,12 @@
             "After SIGTERM running requests get so long to end, in ms."),                          \
         ROW("transport", BT_OPT_STR, transport, "auto", 0, 0, NULL, "auto|tcp|shm|LIST",           \
             "Transport of KV pages: auto, tcp, shm, or a UCX_TLS list."),                          \
+        ROW("checksum", BT_OPT_BOOL, checksum, "false", 0, 0, NULL, NULL,                          \
+            "Hash every KV page that is sent; decode nodes check what carries a hash."),           \
+        ROW("buckets-seconds", BT_OPT_STR, buckets_seconds, BUCKETS_SECONDS, 0, 0, NULL, "LIST",   \
+            "Histogram buckets of step, queue, prefill and transfer times, in seconds."),          \
+        ROW("buckets-tokens", BT_OPT_STR, buckets_tokens, BUCKETS_TOKENS, 0, 0, NULL, "LIST",      \
+            "Histogram buckets of tokens computed in one step."),                                  \
         ROW("health", BT_OPT_STR, health, NULL, 0, 0, NULL, "HOST:PORT",                           \
             "Serve /live, /ready, /metrics and grpc.health.v1 here (default: nowhere).")
 

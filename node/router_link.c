@@ -16,6 +16,7 @@
 #define DIAL_PAUSE_MAX (2 * BT_NS_PER_S)
 #define RESOLVE_EVERY  (10 * BT_NS_PER_S)
 #define MESSAGE_ARENA  ((size_t)256 << 20)
+#define QUEUE_MAX      ((size_t)64 << 20) /* bytes that a router may leave unread */
 
 enum session_state { SESSION_IDLE, SESSION_DIALLING, SESSION_UP };
 
@@ -75,7 +76,11 @@ static void send_on(struct session *s, const struct bt_from_daemon *m)
         bt_grpc_cancel(s->call);
         return;
     }
-    (void)bt_grpc_send(s->call, b->data, b->len);
+    if (bt_grpc_send(s->call, b->data, b->len) > QUEUE_MAX) {
+        bt_log_warn("session", "router %s does not read its messages; ending the session",
+                    s->address);
+        bt_grpc_cancel(s->call);
+    }
 }
 
 void bt_router_link_send(struct bt_router_link *r, uint32_t router, const struct bt_from_daemon *m)
@@ -367,4 +372,13 @@ uint32_t bt_router_link_up(const struct bt_router_link *r)
         n += r->sessions[i].state == SESSION_UP;
     }
     return n;
+}
+
+const char *bt_router_link_address(const struct bt_router_link *r, uint32_t router, bool *up)
+{
+    if (router >= r->n_sessions) {
+        return NULL;
+    }
+    *up = r->sessions[router].state == SESSION_UP;
+    return r->sessions[router].address;
 }

@@ -40,8 +40,10 @@ void bt_router_link_destroy(struct bt_router_link *r);
 /* Ignored if that session is not up. */
 void bt_router_link_send(struct bt_router_link *r, uint32_t router, const struct bt_from_daemon *m);
 void bt_router_link_send_all(struct bt_router_link *r, const struct bt_from_daemon *m);
-/* From now on: load reports, no new sessions; each router is told that this node drains. */
+/* Each router is told that this node drains, also those whose session comes up later. */
 void bt_router_link_drain(struct bt_router_link *r);
 uint32_t bt_router_link_up(const struct bt_router_link *r); /* sessions up */
+/* Address of a router that was ever dialled and whether its session is up; NULL: no such number. */
+const char *bt_router_link_address(const struct bt_router_link *r, uint32_t router, bool *up);
 
 #endif

@@ -38,7 +38,7 @@ struct bt_prefilld {
     struct peer_list lists[BT_ROUTERS_MAX];
     struct answer *answers;
     size_t n_answers, answers_cap;
-    struct bt_prom_hist prefill_seconds, queue_seconds;
+    struct bt_prom_hist prefill_seconds, queue_seconds, post_seconds;
 };
 
 static uint64_t now_ns(const struct bt_prefilld *p)
@@ -267,6 +267,7 @@ static void on_xfer(void *arg, const struct bt_xfer_event *ev)
         bt_pf_on_peer_down(p->core, now, ev->peer, ev->text);
         break;
     case BT_XFER_PUSHED:
+        bt_prom_hist_observe(&p->post_seconds, (double)ev->post_ns / 1e9);
         bt_pf_on_pushed(p->core, now, ev->tag, ev->status);
         break;
     case BT_XFER_CTRL:
@@ -397,6 +398,9 @@ static void metrics(void *arg, struct bt_buf *out)
     bt_prom_hist_render(out, "baton_prefill_seconds", NULL, 0, &p->prefill_seconds);
     bt_prom_head(out, "baton_queue_seconds", BT_PROM_HISTOGRAM, "From submit to the first chunk.");
     bt_prom_hist_render(out, "baton_queue_seconds", NULL, 0, &p->queue_seconds);
+    bt_prom_head(out, "baton_kv_transfer_post_seconds", BT_PROM_HISTOGRAM,
+                 "Time to hand the pages of one layer and chunk to the transport.");
+    bt_prom_hist_render(out, "baton_kv_transfer_post_seconds", NULL, 0, &p->post_seconds);
     bt_prom_head(out, "baton_handoffs_total", BT_PROM_COUNTER, "Hand-offs sent to decode nodes.");
     bt_prom_u64(out, "baton_handoffs_total", NULL, 0, s->handoffs);
     bt_prom_head(out, "baton_attempts_failed_total", BT_PROM_COUNTER,
@@ -424,6 +428,9 @@ static void on_ready(void *arg, struct bt_node *n)
         o.window[g] = n->layout->groups[g].window;
     }
     p->node = n;
+    bt_node_hist_init(n, &p->prefill_seconds);
+    bt_node_hist_init(n, &p->queue_seconds);
+    bt_node_hist_init(n, &p->post_seconds);
     enum bt_status st = bt_pf_core_create(&o, &p->core);
 
     BT_ASSERT(st == BT_OK); /* at start, before anything was promised */
@@ -431,21 +438,10 @@ static void on_ready(void *arg, struct bt_node *n)
 
 enum bt_status bt_prefilld_create(struct bt_prefilld **out)
 {
-    static const char buckets[] =
-        "0.001,0.0025,0.005,0.01,0.025,0.05,0.1,0.25,0.5,1,2.5,5,10,30,60";
     struct bt_prefilld *p = bt_calloc(1, sizeof *p);
 
     if (p == NULL) {
         return BT_ERR_NOMEM;
-    }
-    enum bt_status st = bt_prom_hist_init_text(&p->prefill_seconds, buckets, NULL);
-
-    if (st == BT_OK) {
-        st = bt_prom_hist_init_text(&p->queue_seconds, buckets, NULL);
-    }
-    if (st != BT_OK) {
-        bt_prefilld_destroy(p);
-        return st;
     }
     *out = p;
     return BT_OK;

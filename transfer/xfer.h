@@ -226,6 +226,7 @@ struct bt_xfer_event {
     uint64_t bytes;
     uint64_t
         move_ns; /* LANDED, LAND_FULL: first to last arrival; PUSHED: from the call to the last completion */
+    uint64_t post_ns; /* PUSHED: time spent handing its shares to the transport */
 
     uint64_t tag;
 };

@@ -124,7 +124,7 @@ struct xfer_push {
     uint32_t n_in_flight;
     enum bt_status status;
     uint64_t bytes;
-    uint64_t call_ns;
+    uint64_t call_ns, post_ns;
     uint32_t ids[]; /* page_ids, then page_index */
 };
 

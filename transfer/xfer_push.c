@@ -23,6 +23,7 @@ static void push_finish(struct bt_xfer *x, struct xfer_push *pu)
     ev->bytes = pu->bytes;
     /* call_ns is from another thread's clock reading and may lie after this round's time. */
     ev->move_ns = x->now_ns > pu->call_ns ? x->now_ns - pu->call_ns : 0;
+    ev->post_ns = pu->post_ns;
     x->st.pushes++;
     x->st.move_ns += ev->move_ns;
     x->st.pushes_open--;
@@ -45,6 +46,15 @@ void xfer_push_start(struct bt_xfer *x, struct xfer_push *pu)
     }
     pu->peer = p;
     TAILQ_INSERT_TAIL(&p->queued, pu, link);
+}
+
+/* Ends the push if that was all of it. */
+static void push_settle(struct bt_xfer *x, struct xfer_peer *p, struct xfer_push *pu)
+{
+    if (pu->n_in_flight == 0 && pu->cursor == pu->n_total) {
+        TAILQ_REMOVE(&p->posted, pu, link);
+        push_finish(x, pu);
+    }
 }
 
 /* Sends the share at the cursor. False: no memory for it now. */
@@ -80,7 +90,7 @@ static bool send_share(struct bt_xfer *x, struct xfer_peer *p, struct xfer_push 
         p->progress_ns = x->now_ns;
     }
     pu->cursor++;
-    pu->n_in_flight++;
+    pu->n_in_flight += 2; /* one keeps the push while the wire has it: it may end the op at once */
     p->window_used += op->bytes;
     p->n_sends++;
     p->n_share_sends++;
@@ -88,14 +98,21 @@ static bool send_share(struct bt_xfer *x, struct xfer_peer *p, struct xfer_push 
         TAILQ_REMOVE(&p->queued, pu, link);
         TAILQ_INSERT_TAIL(&p->posted, pu, link);
     }
-    x->ops->send(x, p, op); /* may end the op, and with its last op the push */
+    uint64_t t0 = bt_clock_ns();
+
+    x->ops->send(x, p, op);
+    uint64_t took = bt_clock_ns() - t0;
+
+    x->st.post_ns += took;
+    pu->post_ns += took;
+    pu->n_in_flight--;
+    push_settle(x, p, pu);
     return true;
 }
 
 bool xfer_push_pump(struct bt_xfer *x, struct xfer_peer *p)
 {
     struct xfer_push *pu;
-    uint64_t t0 = 0;
     unsigned n = 0;
     bool more = false;
 
@@ -107,16 +124,10 @@ bool xfer_push_pump(struct bt_xfer *x, struct xfer_peer *p)
             more = true;
             break;
         }
-        if (n == 0) {
-            t0 = bt_clock_ns();
-        }
         if (!send_share(x, p, pu)) {
             break; /* tried again when a send ends or the next timer runs */
         }
         n++;
-    }
-    if (n > 0) {
-        x->st.post_ns += bt_clock_ns() - t0;
     }
     return more;
 }
@@ -143,10 +154,7 @@ void xfer_push_sent(struct bt_xfer *x, struct xfer_op *op, enum bt_status st)
             p->broken = st; /* a send fails only when its connection does */
         }
     }
-    if (pu->n_in_flight == 0 && pu->cursor == pu->n_total) {
-        TAILQ_REMOVE(&p->posted, pu, link);
-        push_finish(x, pu);
-    }
+    push_settle(x, p, pu);
 }
 
 /* Drops what has not been sent. */

@@ -4,15 +4,16 @@
 /* The messages between two transfer rooms. Each is one active message: a header of exactly XFER_HEAD_BYTES
  * (little-endian, padding zero) and a payload. Pure functions; any thread.
  *
- *   HELLO    P -> D  payload: instances, version range, fingerprint, layout, heartbeat
- *   WELCOME  D -> P  instance, version: now send the test page
+ *   HELLO    P -> D  payload: the instance wanted, version range, fingerprint, layout
+ *   WELCOME  D -> P  version: now send the test page
  *   TEST     P -> D  payload: the test page; check is its hash
  *   READY    D -> P  test page was right: the connection is up
- *   REFUSE   either  payload: reason, text; the receiver closes
+ *   REFUSE   D -> P  payload: the reason in words; P closes
  *   PING     both    nothing: proof of life
  *   CTRL     both    payload: the caller's bytes
  *   SHARE    P -> D  payload: one page's part in one layer
- */
+ *
+ * Every header carries the sender's instance. */
 
 #include <stdbool.h>
 #include <stddef.h>
