@@ -53,8 +53,8 @@ enum bt_status bt_k_sync(struct bt_kctx *k)
     return k->ops->sync(k);
 }
 
-enum bt_status bt_k_weight_create(struct bt_kctx *k, const struct bt_k_weight_desc *desc, struct bt_kweight **out,
-                                  struct bt_err *err)
+enum bt_status bt_k_weight_create(struct bt_kctx *k, const struct bt_k_weight_desc *desc,
+                                  struct bt_kweight **out, struct bt_err *err)
 {
     return k->ops->weight_create(k, desc, out, err);
 }
@@ -71,32 +71,34 @@ size_t bt_k_weight_bytes(const struct bt_kweight *w)
     return w->packed_bytes;
 }
 
-void bt_k_embed(struct bt_kctx *k, float *y, const struct bt_kweight *table, const uint32_t *ids, uint32_t n_ids,
-                float scale)
+void bt_k_embed(struct bt_kctx *k, float *y, const struct bt_kweight *table, const uint32_t *ids,
+                uint32_t n_ids, float scale)
 {
     k->ops->embed(k, y, table, ids, n_ids, scale);
 }
 
-void bt_k_gemm(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ldx, const struct bt_kweight *w,
-               const float *bias, uint32_t n_rows)
+void bt_k_gemm(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ldx,
+               const struct bt_kweight *w, const float *bias, uint32_t n_rows)
 {
     k->ops->gemm(k, y, ldy, x, ldx, w, bias, n_rows);
 }
 
-void bt_k_rmsnorm(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ldx, const float *w, float w_offset,
-                  float eps, uint32_t n_rows, uint32_t n_sub, uint32_t dim)
+void bt_k_rmsnorm(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ldx,
+                  const float *w, float w_offset, float eps, uint32_t n_rows, uint32_t n_sub,
+                  uint32_t dim)
 {
     k->ops->rmsnorm(k, y, ldy, x, ldx, w, w_offset, eps, n_rows, n_sub, dim);
 }
 
-void bt_k_rope(struct bt_kctx *k, float *x, size_t ldx, const float *cos, const float *sin, uint32_t n_rows,
-               uint32_t n_heads, uint32_t head_dim, uint32_t rot_dim, bool interleaved)
+void bt_k_rope(struct bt_kctx *k, float *x, size_t ldx, const float *cos, const float *sin,
+               uint32_t n_rows, uint32_t n_heads, uint32_t head_dim, uint32_t rot_dim,
+               bool interleaved)
 {
     k->ops->rope(k, x, ldx, cos, sin, n_rows, n_heads, head_dim, rot_dim, interleaved);
 }
 
-void bt_k_kv_store(struct bt_kctx *k, const struct bt_k_kv *kv, const float *key, size_t ldk, const float *value,
-                   size_t ldv, const struct bt_k_span *spans, uint32_t n_spans)
+void bt_k_kv_store(struct bt_kctx *k, const struct bt_k_kv *kv, const float *key, size_t ldk,
+                   const float *value, size_t ldv, const struct bt_k_span *spans, uint32_t n_spans)
 {
     k->ops->kv_store(k, kv, key, ldk, value, ldv, spans, n_spans);
 }
@@ -107,30 +109,32 @@ void bt_k_attention(struct bt_kctx *k, const struct bt_k_attn *a, const struct b
     k->ops->attention(k, a, kv, spans, n_spans);
 }
 
-void bt_k_glu(struct bt_kctx *k, float *y, size_t ldy, const float *gate, size_t ldg, const float *up, size_t ldu,
-              uint32_t n_rows, uint32_t n_cols, enum bt_k_act act)
+void bt_k_glu(struct bt_kctx *k, float *y, size_t ldy, const float *gate, size_t ldg,
+              const float *up, size_t ldu, uint32_t n_rows, uint32_t n_cols, enum bt_k_act act)
 {
     k->ops->glu(k, y, ldy, gate, ldg, up, ldu, n_rows, n_cols, act);
 }
 
-void bt_k_add(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ldx, uint32_t n_rows, uint32_t n_cols)
+void bt_k_add(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ldx, uint32_t n_rows,
+              uint32_t n_cols)
 {
     k->ops->add(k, y, ldy, x, ldx, n_rows, n_cols);
 }
 
-void bt_k_softcap(struct bt_kctx *k, float *x, size_t ldx, float cap, uint32_t n_rows, uint32_t n_cols)
+void bt_k_softcap(struct bt_kctx *k, float *x, size_t ldx, float cap, uint32_t n_rows,
+                  uint32_t n_cols)
 {
     k->ops->softcap(k, x, ldx, cap, n_rows, n_cols);
 }
 
-void bt_k_gather_rows(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ldx, const uint32_t *rows,
-                      uint32_t n, uint32_t n_cols)
+void bt_k_gather_rows(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ldx,
+                      const uint32_t *rows, uint32_t n, uint32_t n_cols)
 {
     k->ops->gather_rows(k, y, ldy, x, ldx, rows, n, n_cols);
 }
 
-void bt_k_moe_ffn(struct bt_kctx *k, float *out, const float *x, const float *logits, const struct bt_k_moe *moe,
-                  uint32_t n_rows)
+void bt_k_moe_ffn(struct bt_kctx *k, float *out, const float *x, const float *logits,
+                  const struct bt_k_moe *moe, uint32_t n_rows)
 {
     k->ops->moe_ffn(k, out, x, logits, moe, n_rows);
 }

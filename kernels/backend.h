@@ -33,24 +33,26 @@ extern "C" {
 struct bt_kctx;    /* a device context: stream, thread pool, scratch */
 struct bt_kweight; /* a matrix [n_rows N, n_cols K], packed for the device */
 
-#define BT_PAGE_NONE UINT32_MAX /* a page-table entry that holds no page; never read by a correct call */
+#define BT_PAGE_NONE                                                                               \
+    UINT32_MAX /* a page-table entry that holds no page; never read by a correct call */
 
 struct bt_k_opts {
-    uint32_t n_threads;   /* 0: bt_cpus_usable() */
-    const char *isa;      /* CPU: NULL or "auto", "plain", "avx2", "avx512"; unknown or absent on this CPU: error.
+    uint32_t n_threads; /* 0: bt_cpus_usable() */
+    const char *
+        isa; /* CPU: NULL or "auto", "plain", "avx2", "avx512"; unknown or absent on this CPU: error.
                              "plain-libm": plain C without fused instructions, for tests and other machines */
-    uint32_t device;      /* index among devices; CPU: 0 */
+    uint32_t device; /* index among devices; CPU: 0 */
 };
 
 /* A weight matrix as it lies in a file: n_rows rows of n_cols values, row after row without gaps, any alignment.
  * n_cols must be a multiple of the block size. */
 struct bt_k_weight_desc {
     enum bt_dtype dtype;
-    uint32_t n_rows; /* N: output features */
-    uint32_t n_cols; /* K: input features */
+    uint32_t n_rows;  /* N: output features */
+    uint32_t n_cols;  /* K: input features */
     const void *data; /* host; borrowed until bt_k_weight_destroy (the mapped file) */
-    bool for_gemm;   /* bt_k_gemm, bt_k_moe_ffn will be called */
-    bool for_embed;  /* bt_k_embed will be called */
+    bool for_gemm;    /* bt_k_gemm, bt_k_moe_ffn will be called */
+    bool for_embed;   /* bt_k_embed will be called */
 };
 
 /* One layer of a paged KV pool. A page's share of a layer is [K|V][n_kv_heads][page_tokens][head_dim] of dtype, contiguous,
@@ -64,15 +66,15 @@ struct bt_k_kv {
 
 /* Consecutive tokens of one sequence in a ragged batch. */
 struct bt_k_span {
-    uint32_t row;  /* first row in the batch */
-    uint32_t n;    /* rows: 1 in decode, up to the chunk size in prefill */
-    uint32_t pos;  /* absolute position of the first one; its keys are positions 0 … pos + n - 1 */
+    uint32_t row; /* first row in the batch */
+    uint32_t n;   /* rows: 1 in decode, up to the chunk size in prefill */
+    uint32_t pos; /* absolute position of the first one; its keys are positions 0 … pos + n - 1 */
     const uint32_t *pages; /* host: page id of absolute page p = position / page_tokens */
 };
 
 struct bt_k_attn {
-    const float *q;   /* device [n_tokens, n_heads, head_dim], row stride q_stride floats */
-    float *out;       /* device [n_tokens, n_heads * head_dim], row stride out_stride floats */
+    const float *q; /* device [n_tokens, n_heads, head_dim], row stride q_stride floats */
+    float *out;     /* device [n_tokens, n_heads * head_dim], row stride out_stride floats */
     size_t q_stride, out_stride;
     uint32_t n_heads; /* a multiple of kv->n_kv_heads */
     float scale;      /* score = scale * q·k */
@@ -87,55 +89,62 @@ const char *bt_k_numerics(const struct bt_kctx *k);
 /* For logs: "cpu avx512, 2 threads". Owned by the context. */
 const char *bt_k_describe(const struct bt_kctx *k);
 
-enum bt_status bt_k_create_cpu(const struct bt_k_opts *opts, struct bt_kctx **out, struct bt_err *err) BT_NODISCARD;
+enum bt_status bt_k_create_cpu(const struct bt_k_opts *opts, struct bt_kctx **out,
+                               struct bt_err *err) BT_NODISCARD;
 void bt_k_destroy(struct bt_kctx *k);
 
 /* Zeroed, 4096-byte aligned; large blocks are mapped lazily. NULL: out of memory. Freed with the same byte count. */
 void *bt_k_alloc(struct bt_kctx *k, size_t bytes) BT_NODISCARD;
 void bt_k_free(struct bt_kctx *k, void *dev, size_t bytes);
 void bt_k_write(struct bt_kctx *k, void *dev, const void *host, size_t bytes);
-void bt_k_read(struct bt_kctx *k, void *host, const void *dev, size_t bytes); /* after all earlier calls */
+void bt_k_read(struct bt_kctx *k, void *host, const void *dev,
+               size_t bytes);                  /* after all earlier calls */
 void *bt_k_host(struct bt_kctx *k, void *dev); /* the host address of device memory, or NULL */
 enum bt_status bt_k_sync(struct bt_kctx *k) BT_NODISCARD; /* device faults surface here */
 
-enum bt_status bt_k_weight_create(struct bt_kctx *k, const struct bt_k_weight_desc *desc, struct bt_kweight **out,
-                                  struct bt_err *err) BT_NODISCARD;
+enum bt_status bt_k_weight_create(struct bt_kctx *k, const struct bt_k_weight_desc *desc,
+                                  struct bt_kweight **out, struct bt_err *err) BT_NODISCARD;
 void bt_k_weight_destroy(struct bt_kctx *k, struct bt_kweight *w);
-size_t bt_k_weight_bytes(const struct bt_kweight *w); /* packed bytes held besides the mapped file */
+size_t
+bt_k_weight_bytes(const struct bt_kweight *w); /* packed bytes held besides the mapped file */
 
 /* All shapes below: rows M, row strides (ld…) in floats, row-major f32 in device memory unless said otherwise.
  * These calls cannot fail for legal shapes; illegal shapes are bugs (assert). */
 
 /* y[M, dim] = scale * table row ids[m], converted to f32. ids: host, each < n_rows (caller checks). */
-void bt_k_embed(struct bt_kctx *k, float *y, const struct bt_kweight *table, const uint32_t *ids, uint32_t n_ids,
-                float scale);
+void bt_k_embed(struct bt_kctx *k, float *y, const struct bt_kweight *table, const uint32_t *ids,
+                uint32_t n_ids, float scale);
 /* y[M, N] = x[M, K] · wᵀ (+ bias[N] if not NULL). y must not overlap x. */
-void bt_k_gemm(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ldx, const struct bt_kweight *w,
-               const float *bias, uint32_t n_rows);
+void bt_k_gemm(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ldx,
+               const struct bt_kweight *w, const float *bias, uint32_t n_rows);
 /* y = x / sqrt(mean(x²) + eps) * (w + w_offset) per row of dim values; w: device [dim]. Row r of x begins at
  * x + (r / n_sub) * ldx + (r % n_sub) * dim, likewise y: n_sub = 1 for hidden rows, n_heads for per-head norms.
  * n_rows counts tokens (n_rows * n_sub rows are normalised). x, y may be the same. */
-void bt_k_rmsnorm(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ldx, const float *w, float w_offset,
-                  float eps, uint32_t n_rows, uint32_t n_sub, uint32_t dim);
+void bt_k_rmsnorm(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ldx,
+                  const float *w, float w_offset, float eps, uint32_t n_rows, uint32_t n_sub,
+                  uint32_t dim);
 /* Rotates the first rot_dim values of each head in place. cos, sin: host [n_rows, rot_dim / 2] f32.
  * interleaved: pairs (2i, 2i+1) as GGUF llama files need; else (i, i + rot_dim/2). */
-void bt_k_rope(struct bt_kctx *k, float *x, size_t ldx, const float *cos, const float *sin, uint32_t n_rows,
-               uint32_t n_heads, uint32_t head_dim, uint32_t rot_dim, bool interleaved);
+void bt_k_rope(struct bt_kctx *k, float *x, size_t ldx, const float *cos, const float *sin,
+               uint32_t n_rows, uint32_t n_heads, uint32_t head_dim, uint32_t rot_dim,
+               bool interleaved);
 /* Rounds (to nearest even) rows of K and V [n_kv_heads, head_dim] into their pages. */
-void bt_k_kv_store(struct bt_kctx *k, const struct bt_k_kv *kv, const float *key, size_t ldk, const float *value,
-                   size_t ldv, const struct bt_k_span *spans, uint32_t n_spans);
+void bt_k_kv_store(struct bt_kctx *k, const struct bt_k_kv *kv, const float *key, size_t ldk,
+                   const float *value, size_t ldv, const struct bt_k_span *spans, uint32_t n_spans);
 /* Causal attention of every span over its own pages (K and V of the span already stored). Never materialises T×T. */
 void bt_k_attention(struct bt_kctx *k, const struct bt_k_attn *a, const struct bt_k_kv *kv,
                     const struct bt_k_span *spans, uint32_t n_spans);
 /* y = act(gate) * up; any of them may be the same memory. */
-void bt_k_glu(struct bt_kctx *k, float *y, size_t ldy, const float *gate, size_t ldg, const float *up, size_t ldu,
-              uint32_t n_rows, uint32_t n_cols, enum bt_k_act act);
-void bt_k_add(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ldx, uint32_t n_rows, uint32_t n_cols);
+void bt_k_glu(struct bt_kctx *k, float *y, size_t ldy, const float *gate, size_t ldg,
+              const float *up, size_t ldu, uint32_t n_rows, uint32_t n_cols, enum bt_k_act act);
+void bt_k_add(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ldx, uint32_t n_rows,
+              uint32_t n_cols);
 /* x = cap * tanh(x / cap) */
-void bt_k_softcap(struct bt_kctx *k, float *x, size_t ldx, float cap, uint32_t n_rows, uint32_t n_cols);
+void bt_k_softcap(struct bt_kctx *k, float *x, size_t ldx, float cap, uint32_t n_rows,
+                  uint32_t n_cols);
 /* y[i] = x[rows[i]]; rows: host. */
-void bt_k_gather_rows(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ldx, const uint32_t *rows,
-                      uint32_t n, uint32_t n_cols);
+void bt_k_gather_rows(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ldx,
+                      const uint32_t *rows, uint32_t n, uint32_t n_cols);
 
 /* Mixture of experts: router logits [M, n_experts] → softmax over all → top_k largest (ties: lower index) → weights,
  * divided by their sum if normalize. out[m] = Σ over the chosen, in descending weight order, of
@@ -144,13 +153,14 @@ struct bt_k_moe {
     uint32_t n_experts, top_k;
     bool normalize;
     enum bt_k_act act;
-    struct bt_kweight *const *gate; /* n_experts each: [ffn_dim, dim], [ffn_dim, dim], [dim, ffn_dim] */
+    struct bt_kweight *const
+        *gate; /* n_experts each: [ffn_dim, dim], [ffn_dim, dim], [dim, ffn_dim] */
     struct bt_kweight *const *up;
     struct bt_kweight *const *down;
     uint32_t dim, ffn_dim;
 };
-void bt_k_moe_ffn(struct bt_kctx *k, float *out, const float *x, const float *logits, const struct bt_k_moe *moe,
-                  uint32_t n_rows);
+void bt_k_moe_ffn(struct bt_kctx *k, float *out, const float *x, const float *logits,
+                  const struct bt_k_moe *moe, uint32_t n_rows);
 
 #ifdef __cplusplus
 }

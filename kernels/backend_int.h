@@ -15,30 +15,34 @@ struct bt_backend_ops {
     void (*read)(struct bt_kctx *k, void *host, const void *dev, size_t bytes);
     void *(*host)(struct bt_kctx *k, void *dev);
     enum bt_status (*sync)(struct bt_kctx *k);
-    enum bt_status (*weight_create)(struct bt_kctx *k, const struct bt_k_weight_desc *desc, struct bt_kweight **out,
-                                    struct bt_err *err);
+    enum bt_status (*weight_create)(struct bt_kctx *k, const struct bt_k_weight_desc *desc,
+                                    struct bt_kweight **out, struct bt_err *err);
     void (*weight_destroy)(struct bt_kctx *k, struct bt_kweight *w);
-    void (*embed)(struct bt_kctx *k, float *y, const struct bt_kweight *table, const uint32_t *ids, uint32_t n_ids,
-                  float scale);
-    void (*gemm)(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ldx, const struct bt_kweight *w,
-                 const float *bias, uint32_t n_rows);
-    void (*rmsnorm)(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ldx, const float *w,
-                    float w_offset, float eps, uint32_t n_rows, uint32_t n_sub, uint32_t dim);
-    void (*rope)(struct bt_kctx *k, float *x, size_t ldx, const float *cos, const float *sin, uint32_t n_rows,
-                 uint32_t n_heads, uint32_t head_dim, uint32_t rot_dim, bool interleaved);
-    void (*kv_store)(struct bt_kctx *k, const struct bt_k_kv *kv, const float *key, size_t ldk, const float *value,
-                     size_t ldv, const struct bt_k_span *spans, uint32_t n_spans);
+    void (*embed)(struct bt_kctx *k, float *y, const struct bt_kweight *table, const uint32_t *ids,
+                  uint32_t n_ids, float scale);
+    void (*gemm)(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ldx,
+                 const struct bt_kweight *w, const float *bias, uint32_t n_rows);
+    void (*rmsnorm)(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ldx,
+                    const float *w, float w_offset, float eps, uint32_t n_rows, uint32_t n_sub,
+                    uint32_t dim);
+    void (*rope)(struct bt_kctx *k, float *x, size_t ldx, const float *cos, const float *sin,
+                 uint32_t n_rows, uint32_t n_heads, uint32_t head_dim, uint32_t rot_dim,
+                 bool interleaved);
+    void (*kv_store)(struct bt_kctx *k, const struct bt_k_kv *kv, const float *key, size_t ldk,
+                     const float *value, size_t ldv, const struct bt_k_span *spans,
+                     uint32_t n_spans);
     void (*attention)(struct bt_kctx *k, const struct bt_k_attn *a, const struct bt_k_kv *kv,
                       const struct bt_k_span *spans, uint32_t n_spans);
-    void (*glu)(struct bt_kctx *k, float *y, size_t ldy, const float *gate, size_t ldg, const float *up, size_t ldu,
-                uint32_t n_rows, uint32_t n_cols, enum bt_k_act act);
-    void (*add)(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ldx, uint32_t n_rows,
-                uint32_t n_cols);
-    void (*softcap)(struct bt_kctx *k, float *x, size_t ldx, float cap, uint32_t n_rows, uint32_t n_cols);
-    void (*gather_rows)(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ldx, const uint32_t *rows,
-                        uint32_t n, uint32_t n_cols);
-    void (*moe_ffn)(struct bt_kctx *k, float *out, const float *x, const float *logits, const struct bt_k_moe *moe,
-                    uint32_t n_rows);
+    void (*glu)(struct bt_kctx *k, float *y, size_t ldy, const float *gate, size_t ldg,
+                const float *up, size_t ldu, uint32_t n_rows, uint32_t n_cols, enum bt_k_act act);
+    void (*add)(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ldx,
+                uint32_t n_rows, uint32_t n_cols);
+    void (*softcap)(struct bt_kctx *k, float *x, size_t ldx, float cap, uint32_t n_rows,
+                    uint32_t n_cols);
+    void (*gather_rows)(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ldx,
+                        const uint32_t *rows, uint32_t n, uint32_t n_cols);
+    void (*moe_ffn)(struct bt_kctx *k, float *out, const float *x, const float *logits,
+                    const struct bt_k_moe *moe, uint32_t n_rows);
 };
 
 struct bt_kctx {

@@ -13,14 +13,15 @@
 #include "bench/kernels/bench_limits.h"
 #include "kernels/backend.h"
 
-#define DIM 2048U
+#define DIM      2048U
 #define ROWS_MAX 512U
 #define Y_FLOATS (16U * 128 * 1024)
 
 static struct bt_kctx *plain, *ctx;
 static double seconds = 0.4; /* measured per figure */
 
-static bool cpu_time; /* count the process's CPU time: on a machine shared with others, one thread only */
+static bool
+    cpu_time; /* count the process's CPU time: on a machine shared with others, one thread only */
 
 static uint64_t now_ns(void)
 {
@@ -48,9 +49,11 @@ static uint8_t *random_weight(enum bt_dtype t, size_t bytes)
     for (size_t i = 0; p != NULL && i < bytes; i++) {
         p[i] = (uint8_t)rnd();
     }
-    for (size_t i = 0; p != NULL && i < bytes; i += step) { /* no infinities: exponents of halves or floats */
+    for (size_t i = 0; p != NULL && i < bytes;
+         i += step) { /* no infinities: exponents of halves or floats */
         size_t at = t == BT_DTYPE_Q6_K ? i + 208 : i;
-        p[t == BT_DTYPE_F32 ? at + 3 : at + 1] = t == BT_DTYPE_F32 || t == BT_DTYPE_BF16 ? 0x3c : 0x1c;
+        p[t == BT_DTYPE_F32 ? at + 3 : at + 1] =
+            t == BT_DTYPE_F32 || t == BT_DTYPE_BF16 ? 0x3c : 0x1c;
         if (t == BT_DTYPE_Q4_1 || t == BT_DTYPE_Q4_K) {
             p[at + 3] = 0x1c;
         }
@@ -60,7 +63,8 @@ static uint8_t *random_weight(enum bt_dtype t, size_t bytes)
 
 static struct bt_kweight *make(struct bt_kctx *k, enum bt_dtype t, const void *data, uint32_t n)
 {
-    struct bt_k_weight_desc d = {.dtype = t, .n_rows = n, .n_cols = DIM, .data = data, .for_gemm = true};
+    struct bt_k_weight_desc d = {
+        .dtype = t, .n_rows = n, .n_cols = DIM, .data = data, .for_gemm = true};
     struct bt_kweight *w = NULL;
     struct bt_err err;
 
@@ -80,7 +84,8 @@ static void verify(enum bt_dtype t, const void *data, const float *x, float *y)
         bt_k_gemm(plain, y, 64, x, DIM, a, NULL, rows[i]);
         bt_k_gemm(ctx, y + 16 * 64, 64, x, DIM, b, NULL, rows[i]);
         if (memcmp(y, y + 16 * 64, rows[i] * 64 * sizeof(float)) != 0) {
-            fprintf(stderr, "bench-kernels: %s, %u rows: other bits than plain C\n", bt_dtype_name(t), rows[i]);
+            fprintf(stderr, "bench-kernels: %s, %u rows: other bits than plain C\n",
+                    bt_dtype_name(t), rows[i]);
             exit(1);
         }
     }
@@ -91,10 +96,12 @@ static void verify(enum bt_dtype t, const void *data, const float *x, float *y)
 static void bench_gemm(enum bt_dtype t, bool quick)
 {
     static const uint32_t rows[] = {1, 2, 4, 5, 8, 16, 64, 512};
-    uint32_t n = 120U * 1024 * 1024 / (DIM / bt_dtype_block_values(t) * bt_dtype_block_bytes(t)) / 16 * 16;
+    uint32_t n =
+        120U * 1024 * 1024 / (DIM / bt_dtype_block_values(t) * bt_dtype_block_bytes(t)) / 16 * 16;
     size_t bytes = (size_t)n * (DIM / bt_dtype_block_values(t)) * bt_dtype_block_bytes(t);
     uint8_t *data = random_weight(t, bytes);
-    float *x = bt_alloc(ROWS_MAX * DIM * sizeof(float)), *y = bt_alloc((size_t)Y_FLOATS * sizeof(float));
+    float *x = bt_alloc(ROWS_MAX * DIM * sizeof(float)),
+          *y = bt_alloc((size_t)Y_FLOATS * sizeof(float));
 
     for (uint32_t i = 0; i < ROWS_MAX * DIM; i++) {
         x[i] = (float)(int32_t)rnd() * 0x1p-31F;
@@ -107,7 +114,8 @@ static void bench_gemm(enum bt_dtype t, bool quick)
     printf("pack,%s,,%zu,%.3f,,%.2f\n", bt_dtype_name(t), bytes, pack, (double)bytes / pack * 1e-9);
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         double best = 1e9, total = 0;
-        const struct bt_kweight *w = rows[i] < 64 ? whole : slice; /* many rows: bound by arithmetic */
+        const struct bt_kweight *w =
+            rows[i] < 64 ? whole : slice; /* many rows: bound by arithmetic */
         uint32_t cols = rows[i] < 64 ? n : 2048;
         if (quick && rows[i] != 1 && rows[i] != 512) {
             continue;
@@ -122,8 +130,9 @@ static void bench_gemm(enum bt_dtype t, bool quick)
                 break;
             }
         }
-        printf("gemm,%s,%u,%zu,%.6f,%.1f,%.2f\n", bt_dtype_name(t), rows[i], bt_k_weight_bytes(w), best,
-               2.0 * rows[i] * cols * DIM / best * 1e-9, (double)bt_k_weight_bytes(w) / best * 1e-9);
+        printf("gemm,%s,%u,%zu,%.6f,%.1f,%.2f\n", bt_dtype_name(t), rows[i], bt_k_weight_bytes(w),
+               best, 2.0 * rows[i] * cols * DIM / best * 1e-9,
+               (double)bt_k_weight_bytes(w) / best * 1e-9);
         fflush(stdout);
     }
     bt_k_weight_destroy(ctx, whole);
@@ -136,17 +145,28 @@ static void bench_gemm(enum bt_dtype t, bool quick)
 /* A prompt of 2048 tokens in its last chunk of 512, and one decode step at 2048. */
 static void bench_attention(enum bt_dtype t, uint32_t head_dim)
 {
-    const uint32_t n_heads = 16, n_kv = 4, page_tokens = 16, n_pages = 128, width = n_heads * head_dim;
-    struct bt_k_kv kv = {.page_tokens = page_tokens, .n_kv_heads = n_kv, .head_dim = head_dim, .dtype = t,
-                         .page_stride = 2UL * n_kv * page_tokens * head_dim * bt_dtype_block_bytes(t)};
-    float *q = bt_calloc((size_t)512 * width, sizeof(float)), *out = bt_calloc((size_t)512 * width, sizeof(float));
+    const uint32_t n_heads = 16, n_kv = 4, page_tokens = 16, n_pages = 128,
+                   width = n_heads * head_dim;
+    struct bt_k_kv kv = {.page_tokens = page_tokens,
+                         .n_kv_heads = n_kv,
+                         .head_dim = head_dim,
+                         .dtype = t,
+                         .page_stride =
+                             2UL * n_kv * page_tokens * head_dim * bt_dtype_block_bytes(t)};
+    float *q = bt_calloc((size_t)512 * width, sizeof(float)),
+          *out = bt_calloc((size_t)512 * width, sizeof(float));
     uint32_t pages[128];
 
     kv.base = bt_calloc(n_pages, kv.page_stride);
     for (uint32_t i = 0; i < n_pages; i++) {
         pages[i] = (i * 37) % n_pages;
     }
-    struct bt_k_attn a = {.q = q, .out = out, .q_stride = width, .out_stride = width, .n_heads = n_heads, .scale = 0.1F};
+    struct bt_k_attn a = {.q = q,
+                          .out = out,
+                          .q_stride = width,
+                          .out_stride = width,
+                          .n_heads = n_heads,
+                          .scale = 0.1F};
     for (uint32_t rows = 1; rows <= 512; rows += 511) {
         struct bt_k_span span = {.n = rows, .pos = 2048 - rows, .pages = pages};
         double best = 1e9, pairs = 0;
@@ -187,20 +207,24 @@ int main(int argc, char **argv)
         } else if (i + 1 < argc && strcmp(argv[i], "--type") == 0) {
             only = argv[++i];
         } else {
-            fprintf(stderr, "usage: bench-kernels [--isa I] [--threads N] [--type T] [--quick] [--cpu-time]\n");
+            fprintf(
+                stderr,
+                "usage: bench-kernels [--isa I] [--threads N] [--type T] [--quick] [--cpu-time]\n");
             return 2;
         }
     }
     if (bt_k_create_cpu(&opts, &ctx, &err) != BT_OK ||
-        bt_k_create_cpu(&(struct bt_k_opts){.isa = "plain", .n_threads = 1}, &plain, &err) != BT_OK) {
+        bt_k_create_cpu(&(struct bt_k_opts){.isa = "plain", .n_threads = 1}, &plain, &err) !=
+            BT_OK) {
         fprintf(stderr, "bench-kernels: %s\n", err.msg);
         return 1;
     }
     size_t n = 256U << 20;
     void *big = bt_alloc(n);
     memset(big, 1, n);
-    printf("# %s; one thread: FMA peak %.1f (256 bits), %.1f (512 bits) GFLOP/s; read %.1f GB/s\n", bt_k_describe(ctx),
-           bt_bench_fma_peak(256), bt_bench_fma_peak(512), bt_bench_read_peak(big, n));
+    printf("# %s; one thread: FMA peak %.1f (256 bits), %.1f (512 bits) GFLOP/s; read %.1f GB/s\n",
+           bt_k_describe(ctx), bt_bench_fma_peak(256), bt_bench_fma_peak(512),
+           bt_bench_read_peak(big, n));
     bt_free(big);
     printf("op,type,rows,bytes,seconds,gflops,gbytes_per_s\n");
     for (int t = 0; t < BT_DTYPE_COUNT; t++) {

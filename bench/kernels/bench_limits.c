@@ -17,18 +17,20 @@ static uint64_t thread_ns(void)
 #include <immintrin.h>
 
 /* 12 independent chains hide the latency; the empty asm keeps them in registers and the loop alive. */
-#define FMA_LOOP(T, SET1, FMA)                                                                                         \
-    T a[12], x = SET1(0.999F), y = SET1(1e-6F);                                                                        \
-    for (int i = 0; i < 12; i++) {                                                                                     \
-        a[i] = SET1((float)i);                                                                                         \
-    }                                                                                                                  \
-    for (uint64_t n = 0; n < rounds; n++) {                                                                            \
-        _Pragma("GCC unroll 12") for (int i = 0; i < 12; i++)                                                          \
-        {                                                                                                              \
-            a[i] = FMA(a[i], x, y);                                                                                    \
-        }                                                                                                              \
-        __asm__ volatile("" : "+v"(a[0]), "+v"(a[1]), "+v"(a[2]), "+v"(a[3]), "+v"(a[4]), "+v"(a[5]), "+v"(a[6]),      \
-                              "+v"(a[7]), "+v"(a[8]), "+v"(a[9]), "+v"(a[10]), "+v"(a[11]));                           \
+#define FMA_LOOP(T, SET1, FMA)                                                                     \
+    T a[12], x = SET1(0.999F), y = SET1(1e-6F);                                                    \
+    for (int i = 0; i < 12; i++) {                                                                 \
+        a[i] = SET1((float)i);                                                                     \
+    }                                                                                              \
+    for (uint64_t n = 0; n < rounds; n++) {                                                        \
+        _Pragma("GCC unroll 12") for (int i = 0; i < 12; i++)                                      \
+        {                                                                                          \
+            a[i] = FMA(a[i], x, y);                                                                \
+        }                                                                                          \
+        __asm__ volatile(""                                                                        \
+                         : "+v"(a[0]), "+v"(a[1]), "+v"(a[2]), "+v"(a[3]), "+v"(a[4]), "+v"(a[5]), \
+                           "+v"(a[6]), "+v"(a[7]), "+v"(a[8]), "+v"(a[9]), "+v"(a[10]),            \
+                           "+v"(a[11]));                                                           \
     }
 
 __attribute__((target("avx2,fma"), noinline)) static void fma_256(uint64_t rounds)

@@ -10,7 +10,7 @@ struct attn_run {
     const struct bt_k_kv *kv;
     const struct bt_k_span *spans;
     uint32_t n_spans;
-    uint32_t group;     /* query heads per key-value head */
+    uint32_t group; /* query heads per key-value head */
     uint32_t tile_rows;
 };
 
@@ -56,8 +56,13 @@ static void attn_task(void *arg, uint32_t task, uint32_t thread)
 void cpu_attention(struct bt_kctx *k, const struct bt_k_attn *a, const struct bt_k_kv *kv,
                    const struct bt_k_span *spans, uint32_t n_spans)
 {
-    struct attn_run run = {.ctx = cpu_of(k), .a = a, .kv = kv, .spans = spans, .n_spans = n_spans,
-                           .group = a->n_heads / kv->n_kv_heads, .tile_rows = CPU_ATTN_ROWS};
+    struct attn_run run = {.ctx = cpu_of(k),
+                           .a = a,
+                           .kv = kv,
+                           .spans = spans,
+                           .n_spans = n_spans,
+                           .group = a->n_heads / kv->n_kv_heads,
+                           .tile_rows = CPU_ATTN_ROWS};
 
     BT_ASSERT(kv->n_kv_heads > 0 && a->n_heads % kv->n_kv_heads == 0 && kv->dtype <= BT_DTYPE_BF16);
     BT_ASSERT(kv->head_dim > 0 && kv->head_dim <= CPU_HEAD_DIM_MAX && kv->page_tokens > 0);

@@ -9,7 +9,7 @@
 #include "base/mem.h"
 #include "base/options.h"
 
-#define MAP_MIN (1U << 20)       /* from here on memory comes straight from the kernel */
+#define MAP_MIN  (1U << 20)         /* from here on memory comes straight from the kernel */
 #define HUGE_MIN (size_t)(4U << 20) /* from here on huge pages are asked for */
 
 void *cpu_map(size_t bytes)
@@ -21,7 +21,8 @@ void *cpu_map(size_t bytes)
         }
         return small;
     }
-    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                   -1, 0);
     if (p == MAP_FAILED) {
         return NULL;
     }
@@ -147,7 +148,9 @@ static const struct bt_backend_ops cpu_ops = {
 /* Best first; the last one runs anywhere. */
 static const struct cpu_isa *const isas[] = {
 #if defined(__x86_64__)
-    &cpu_isa_avx512, &cpu_isa_avx2, &cpu_isa_plain_fma,
+    &cpu_isa_avx512,
+    &cpu_isa_avx2,
+    &cpu_isa_plain_fma,
 #endif
     &cpu_isa_plain,
 };
@@ -188,10 +191,12 @@ static enum bt_status choose_isa(const char *want, const struct cpu_isa **out, s
         }
     }
     return known ? bt_err_set(err, BT_ERR_UNSUPPORTED, "this CPU has no %s", want)
-                 : bt_err_set(err, BT_ERR_INVALID, "unknown instruction set \"%s\" (auto, plain, avx2, avx512)", want);
+                 : bt_err_set(err, BT_ERR_INVALID,
+                              "unknown instruction set \"%s\" (auto, plain, avx2, avx512)", want);
 }
 
-enum bt_status bt_k_create_cpu(const struct bt_k_opts *opts, struct bt_kctx **out, struct bt_err *err)
+enum bt_status bt_k_create_cpu(const struct bt_k_opts *opts, struct bt_kctx **out,
+                               struct bt_err *err)
 {
     const struct cpu_isa *isa = NULL;
     enum bt_status st = choose_isa(opts->isa, &isa, err);
@@ -201,10 +206,12 @@ enum bt_status bt_k_create_cpu(const struct bt_k_opts *opts, struct bt_kctx **ou
         return st;
     }
     if (opts->device != 0) {
-        return bt_err_set(err, BT_ERR_INVALID, "the CPU backend has device 0 only, not %u", opts->device);
+        return bt_err_set(err, BT_ERR_INVALID, "the CPU backend has device 0 only, not %u",
+                          opts->device);
     }
     if (n_threads > CPU_THREADS_MAX) {
-        return bt_err_set(err, BT_ERR_INVALID, "%u threads, the limit is %u", n_threads, CPU_THREADS_MAX);
+        return bt_err_set(err, BT_ERR_INVALID, "%u threads, the limit is %u", n_threads,
+                          CPU_THREADS_MAX);
     }
     struct cpu_ctx *c = bt_calloc(1, sizeof(*c));
     if (c == NULL) {
@@ -217,10 +224,11 @@ enum bt_status bt_k_create_cpu(const struct bt_k_opts *opts, struct bt_kctx **ou
     c->scratch = cpu_map(c->scratch_bytes);
     if (c->scratch == NULL || bt_pool_create(n_threads, &c->pool) != BT_OK) {
         cpu_destroy(&c->base);
-        return bt_err_set(err, BT_ERR_NOMEM, "out of memory or threads for %u compute threads", n_threads);
+        return bt_err_set(err, BT_ERR_NOMEM, "out of memory or threads for %u compute threads",
+                          n_threads);
     }
-    (void)snprintf(c->base.describe, sizeof(c->base.describe), "cpu %s, %u thread%s", isa->name, n_threads,
-                   n_threads == 1 ? "" : "s"); /* fits */
+    (void)snprintf(c->base.describe, sizeof(c->base.describe), "cpu %s, %u thread%s", isa->name,
+                   n_threads, n_threads == 1 ? "" : "s"); /* fits */
     *out = &c->base;
     return BT_OK;
 }

@@ -13,7 +13,8 @@ struct gemm_run {
 static void gemm_task(void *arg, uint32_t task, uint32_t thread)
 {
     const struct gemm_run *r = arg;
-    uint32_t row0 = task % r->n_row_tasks * r->row_step, panel0 = task / r->n_row_tasks * r->panel_step;
+    uint32_t row0 = task % r->n_row_tasks * r->row_step,
+             panel0 = task / r->n_row_tasks * r->panel_step;
     uint32_t n_panels = r->g.w->n_panels;
     uint32_t row1 = r->g.n_rows - row0 < r->row_step ? r->g.n_rows : row0 + r->row_step;
     uint32_t panel1 = n_panels - panel0 < r->panel_step ? n_panels : panel0 + r->panel_step;
@@ -25,8 +26,8 @@ static void gemm_task(void *arg, uint32_t task, uint32_t thread)
     }
 }
 
-void cpu_gemm(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ldx, const struct bt_kweight *weight,
-              const float *bias, uint32_t n_rows)
+void cpu_gemm(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ldx,
+              const struct bt_kweight *weight, const float *bias, uint32_t n_rows)
 {
     const struct cpu_ctx *c = cpu_of(k);
     const struct cpu_weight *w = cpu_weight_of(weight);
@@ -36,7 +37,9 @@ void cpu_gemm(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ld
         return;
     }
     struct gemm_run run = {
-        .g = {.y = y, .x = x, .ldy = ldy, .ldx = ldx, .w = w, .bias = bias, .n_rows = n_rows}, .isa = c->isa, .ctx = c};
+        .g = {.y = y, .x = x, .ldy = ldy, .ldx = ldx, .w = w, .bias = bias, .n_rows = n_rows},
+        .isa = c->isa,
+        .ctx = c};
     uint32_t row_tasks = (n_rows + CPU_GEMM_ROWS - 1) / CPU_GEMM_ROWS;
 
     run.row_step = ((n_rows + row_tasks - 1) / row_tasks + 11) / 12 * 12;
@@ -49,6 +52,9 @@ void cpu_gemm(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ld
     uint32_t panel_tasks = (c->n_threads * 4 + run.n_row_tasks - 1) / run.n_row_tasks;
     panel_tasks = work / panel_tasks < work_min ? (uint32_t)(work / work_min) + 1 : panel_tasks;
     run.panel_step = (w->n_panels + panel_tasks - 1) / panel_tasks;
-    run.panel_step = c->n_threads == 1 ? w->n_panels : run.panel_step < 4 ? 4 : (run.panel_step + 1) / 2 * 2;
-    bt_pool_run(c->pool, gemm_task, &run, run.n_row_tasks * ((w->n_panels + run.panel_step - 1) / run.panel_step));
+    run.panel_step = c->n_threads == 1    ? w->n_panels
+                     : run.panel_step < 4 ? 4
+                                          : (run.panel_step + 1) / 2 * 2;
+    bt_pool_run(c->pool, gemm_task, &run,
+                run.n_row_tasks * ((w->n_panels + run.panel_step - 1) / run.panel_step));
 }

@@ -21,23 +21,24 @@
 #include "kernels/backend_int.h"
 #include "kernels/cpu/cpu_pool.h"
 
-#define CPU_PANEL       16U
-#define CPU_BLOCK       32U  /* k values in a block */
-#define CPU_SUPER       256U /* k values in a superblock of the K formats */
-#define CPU_GEMM_ROWS   240U /* rows of x in one task; a multiple of every tile height */
-#define CPU_KB          256U /* k values expanded at a time; a multiple of CPU_SUPER */
+#define CPU_PANEL        16U
+#define CPU_BLOCK        32U  /* k values in a block */
+#define CPU_SUPER        256U /* k values in a superblock of the K formats */
+#define CPU_GEMM_ROWS    240U /* rows of x in one task; a multiple of every tile height */
+#define CPU_KB           256U /* k values expanded at a time; a multiple of CPU_SUPER */
 #define CPU_HEAD_DIM_MAX 512U
-#define CPU_ATTN_ROWS   32U  /* query rows (token, head) in one attention tile */
-#define CPU_ATTN_KEYS   64U  /* keys in a block of the online softmax, aligned at absolute positions */
-#define CPU_THREADS_MAX 1024U
+#define CPU_ATTN_ROWS    32U /* query rows (token, head) in one attention tile */
+#define CPU_ATTN_KEYS    64U /* keys in a block of the online softmax, aligned at absolute positions */
+#define CPU_THREADS_MAX  1024U
 
 /* Floats of per-thread scratch: packed rows of x for one or more K-blocks, and expanded panels. */
-#define CPU_SCRATCH_A (CPU_GEMM_ROWS * CPU_KB * 2U)
-#define CPU_SCRATCH_B (CPU_KB * CPU_PANEL * 2U)
+#define CPU_SCRATCH_A    (CPU_GEMM_ROWS * CPU_KB * 2U)
+#define CPU_SCRATCH_B    (CPU_KB * CPU_PANEL * 2U)
 #define CPU_SCRATCH_GEMM (CPU_SCRATCH_A + CPU_SCRATCH_B)
 /* q, accumulators, scores, one block of K or V. */
-#define CPU_SCRATCH_ATTN                                                                                               \
-    (2U * CPU_ATTN_ROWS * CPU_HEAD_DIM_MAX + CPU_ATTN_ROWS * CPU_ATTN_KEYS + CPU_ATTN_KEYS * CPU_HEAD_DIM_MAX)
+#define CPU_SCRATCH_ATTN                                                                           \
+    (2U * CPU_ATTN_ROWS * CPU_HEAD_DIM_MAX + CPU_ATTN_ROWS * CPU_ATTN_KEYS +                       \
+     CPU_ATTN_KEYS * CPU_HEAD_DIM_MAX)
 #define CPU_SCRATCH (CPU_SCRATCH_GEMM > CPU_SCRATCH_ATTN ? CPU_SCRATCH_GEMM : CPU_SCRATCH_ATTN)
 
 struct cpu_weight {
@@ -82,17 +83,19 @@ struct cpu_isa {
     /* All n_rows (at most gemv_rows_max), panels [p0, p1): straight from the packed panels. */
     void (*gemv)(const struct cpu_gemm *g, uint32_t p0, uint32_t p1);
     /* Rows [r0, r1) (at most CPU_GEMM_ROWS), panels [p0, p1). scratch: CPU_SCRATCH_GEMM floats. */
-    void (*gemm)(const struct cpu_gemm *g, uint32_t r0, uint32_t r1, uint32_t p0, uint32_t p1, float *scratch);
+    void (*gemm)(const struct cpu_gemm *g, uint32_t r0, uint32_t r1, uint32_t p0, uint32_t p1,
+                 float *scratch);
     /* scratch: CPU_SCRATCH_ATTN floats. */
     void (*attention)(const struct cpu_attn_tile *t, float *scratch);
-    void (*rmsnorm)(float *y, const float *x, const float *w, float w_offset, float eps, uint32_t dim);
+    void (*rmsnorm)(float *y, const float *x, const float *w, float w_offset, float eps,
+                    uint32_t dim);
     /* One head, rot_dim values. */
     void (*rope)(float *x, const float *cos, const float *sin, uint32_t rot_dim, bool interleaved);
     /* n values to dtype (F32, F16, BF16). */
     void (*round_store)(void *dst, const float *src, uint32_t n, enum bt_dtype dtype);
     void (*glu)(float *y, const float *gate, const float *up, uint32_t n, enum bt_k_act act);
-    void (*add)(float *y, const float *x, uint32_t n);                 /* y += x */
-    void (*madd)(float *y, const float *x, float a, uint32_t n);      /* y = fma(a, x, y) */
+    void (*add)(float *y, const float *x, uint32_t n);           /* y += x */
+    void (*madd)(float *y, const float *x, float a, uint32_t n); /* y = fma(a, x, y) */
     void (*softcap)(float *x, float cap, uint32_t n);
     void (*softmax)(float *y, const float *x, uint32_t n);
 };
@@ -129,7 +132,8 @@ static inline float *cpu_scratch(const struct cpu_ctx *c, uint32_t thread)
 /* Bytes of 32 k of a panel; the superblock headers of the K formats are spread over their blocks. */
 static inline size_t cpu_block_bytes(enum bt_dtype dtype)
 {
-    static const uint16_t bytes[BT_DTYPE_COUNT] = {2048, 1024, 1024, 288, 320, 544, 2368 / 8, 4384 / 8};
+    static const uint16_t bytes[BT_DTYPE_COUNT] = {2048, 1024, 1024,     288,
+                                                   320,  544,  2368 / 8, 4384 / 8};
     return bytes[dtype];
 }
 
@@ -152,28 +156,32 @@ void *cpu_map(size_t bytes) BT_NODISCARD;
 void cpu_unmap(void *p, size_t bytes);
 
 /* The entries of the backend's table. */
-enum bt_status cpu_weight_create(struct bt_kctx *k, const struct bt_k_weight_desc *desc, struct bt_kweight **out,
-                                 struct bt_err *err);
+enum bt_status cpu_weight_create(struct bt_kctx *k, const struct bt_k_weight_desc *desc,
+                                 struct bt_kweight **out, struct bt_err *err);
 void cpu_weight_destroy(struct bt_kctx *k, struct bt_kweight *w);
-void cpu_embed(struct bt_kctx *k, float *y, const struct bt_kweight *table, const uint32_t *ids, uint32_t n_ids,
-               float scale);
-void cpu_gemm(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ldx, const struct bt_kweight *w,
-              const float *bias, uint32_t n_rows);
-void cpu_rmsnorm(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ldx, const float *w, float w_offset,
-                 float eps, uint32_t n_rows, uint32_t n_sub, uint32_t dim);
-void cpu_rope(struct bt_kctx *k, float *x, size_t ldx, const float *cos, const float *sin, uint32_t n_rows,
-              uint32_t n_heads, uint32_t head_dim, uint32_t rot_dim, bool interleaved);
-void cpu_kv_store(struct bt_kctx *k, const struct bt_k_kv *kv, const float *key, size_t ldk, const float *value,
-                  size_t ldv, const struct bt_k_span *spans, uint32_t n_spans);
+void cpu_embed(struct bt_kctx *k, float *y, const struct bt_kweight *table, const uint32_t *ids,
+               uint32_t n_ids, float scale);
+void cpu_gemm(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ldx,
+              const struct bt_kweight *w, const float *bias, uint32_t n_rows);
+void cpu_rmsnorm(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ldx,
+                 const float *w, float w_offset, float eps, uint32_t n_rows, uint32_t n_sub,
+                 uint32_t dim);
+void cpu_rope(struct bt_kctx *k, float *x, size_t ldx, const float *cos, const float *sin,
+              uint32_t n_rows, uint32_t n_heads, uint32_t head_dim, uint32_t rot_dim,
+              bool interleaved);
+void cpu_kv_store(struct bt_kctx *k, const struct bt_k_kv *kv, const float *key, size_t ldk,
+                  const float *value, size_t ldv, const struct bt_k_span *spans, uint32_t n_spans);
 void cpu_attention(struct bt_kctx *k, const struct bt_k_attn *a, const struct bt_k_kv *kv,
                    const struct bt_k_span *spans, uint32_t n_spans);
-void cpu_glu(struct bt_kctx *k, float *y, size_t ldy, const float *gate, size_t ldg, const float *up, size_t ldu,
-             uint32_t n_rows, uint32_t n_cols, enum bt_k_act act);
-void cpu_add(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ldx, uint32_t n_rows, uint32_t n_cols);
-void cpu_softcap(struct bt_kctx *k, float *x, size_t ldx, float cap, uint32_t n_rows, uint32_t n_cols);
-void cpu_gather_rows(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ldx, const uint32_t *rows,
-                     uint32_t n, uint32_t n_cols);
-void cpu_moe_ffn(struct bt_kctx *k, float *out, const float *x, const float *logits, const struct bt_k_moe *moe,
-                 uint32_t n_rows);
+void cpu_glu(struct bt_kctx *k, float *y, size_t ldy, const float *gate, size_t ldg,
+             const float *up, size_t ldu, uint32_t n_rows, uint32_t n_cols, enum bt_k_act act);
+void cpu_add(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ldx, uint32_t n_rows,
+             uint32_t n_cols);
+void cpu_softcap(struct bt_kctx *k, float *x, size_t ldx, float cap, uint32_t n_rows,
+                 uint32_t n_cols);
+void cpu_gather_rows(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ldx,
+                     const uint32_t *rows, uint32_t n, uint32_t n_cols);
+void cpu_moe_ffn(struct bt_kctx *k, float *out, const float *x, const float *logits,
+                 const struct bt_k_moe *moe, uint32_t n_rows);
 
 #endif

@@ -42,8 +42,8 @@ static struct round carve(float *p, const struct bt_k_moe *moe, size_t rows)
     return r;
 }
 
-static void route_row(const struct cpu_ctx *c, const struct round *r, const struct bt_k_moe *moe, const float *logits,
-                      uint32_t row)
+static void route_row(const struct cpu_ctx *c, const struct round *r, const struct bt_k_moe *moe,
+                      const float *logits, uint32_t row)
 {
     float *weight = r->weight + (size_t)row * moe->top_k;
     uint32_t *expert = r->expert + (size_t)row * moe->top_k;
@@ -96,7 +96,8 @@ static void run_experts(struct bt_kctx *k, const struct round *r, const struct b
         }
         cpu_gemm(k, gate, moe->ffn_dim, x, moe->dim, moe->gate[e], NULL, n);
         cpu_gemm(k, up, moe->ffn_dim, x, moe->dim, moe->up[e], NULL, n);
-        cpu_glu(k, gate, moe->ffn_dim, gate, moe->ffn_dim, up, moe->ffn_dim, n, moe->ffn_dim, moe->act);
+        cpu_glu(k, gate, moe->ffn_dim, gate, moe->ffn_dim, up, moe->ffn_dim, n, moe->ffn_dim,
+                moe->act);
         cpu_gemm(k, x, moe->dim, gate, moe->ffn_dim, moe->down[e], NULL, n);
     }
 }
@@ -120,8 +121,8 @@ static uint32_t reserve(struct cpu_ctx *c, const struct bt_k_moe *moe, uint32_t 
     return 0;
 }
 
-void cpu_moe_ffn(struct bt_kctx *k, float *out, const float *x, const float *logits, const struct bt_k_moe *moe,
-                 uint32_t n_rows)
+void cpu_moe_ffn(struct bt_kctx *k, float *out, const float *x, const float *logits,
+                 const struct bt_k_moe *moe, uint32_t n_rows)
 {
     struct cpu_ctx *c = cpu_of(k);
     uint32_t step = reserve(c, moe, n_rows < MOE_ROWS ? n_rows : MOE_ROWS);
@@ -140,8 +141,8 @@ void cpu_moe_ffn(struct bt_kctx *k, float *out, const float *x, const float *log
         }
         group_rows(&r, moe, n_assigned);
         for (uint32_t i = 0; i < n_assigned; i++) {
-            memcpy(r.x + (size_t)r.slot[i] * moe->dim, x + (size_t)(row + i / moe->top_k) * moe->dim,
-                   moe->dim * sizeof(float));
+            memcpy(r.x + (size_t)r.slot[i] * moe->dim,
+                   x + (size_t)(row + i / moe->top_k) * moe->dim, moe->dim * sizeof(float));
         }
         run_experts(k, &r, moe);
         for (uint32_t i = 0; i < n; i++) {

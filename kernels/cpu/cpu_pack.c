@@ -48,7 +48,8 @@ static void pack_u16(const struct pack *p, bool pair)
         uint32_t k1 = p->n_cols - k0 < CPU_BLOCK ? p->n_cols : k0 + CPU_BLOCK;
         for (uint32_t c = 0; c < CPU_PANEL && p->rows[c] != NULL; c++) {
             for (uint32_t k = k0; k < k1; k++) {
-                size_t at = pair ? ((size_t)(k / 2) * CPU_PANEL + c) * 2 + k % 2 : (size_t)k * CPU_PANEL + c;
+                size_t at = pair ? ((size_t)(k / 2) * CPU_PANEL + c) * 2 + k % 2
+                                 : (size_t)k * CPU_PANEL + c;
                 memcpy(&out[at], p->rows[c] + (size_t)k * 2, 2);
             }
         }
@@ -133,7 +134,8 @@ static void pack_super(const struct pack *p, enum bt_dtype dtype)
 
     for (uint32_t b = 0; b < p->n_cols / CPU_SUPER; b++) {
         for (uint32_t c = 0; c < CPU_PANEL && p->rows[c] != NULL; c++) {
-            (q4 ? pack_q4_k_column : pack_q6_k_column)(p->out + b * out_bytes, p->rows[c] + b * in_bytes, c);
+            (q4 ? pack_q4_k_column : pack_q6_k_column)(p->out + b * out_bytes,
+                                                       p->rows[c] + b * in_bytes, c);
         }
     }
 }
@@ -193,14 +195,14 @@ static enum bt_status check_desc(const struct bt_k_weight_desc *d, struct bt_err
         return bt_err_set(err, BT_ERR_INVALID, "shape %u x %u", d->n_rows, d->n_cols);
     }
     if (d->n_cols % bt_dtype_block_values(d->dtype) != 0) {
-        return bt_err_set(err, BT_ERR_INVALID, "%u columns, not a multiple of %s's block of %u", d->n_cols,
-                          bt_dtype_name(d->dtype), bt_dtype_block_values(d->dtype));
+        return bt_err_set(err, BT_ERR_INVALID, "%u columns, not a multiple of %s's block of %u",
+                          d->n_cols, bt_dtype_name(d->dtype), bt_dtype_block_values(d->dtype));
     }
     return BT_OK;
 }
 
-enum bt_status cpu_weight_create(struct bt_kctx *k, const struct bt_k_weight_desc *desc, struct bt_kweight **out,
-                                 struct bt_err *err)
+enum bt_status cpu_weight_create(struct bt_kctx *k, const struct bt_k_weight_desc *desc,
+                                 struct bt_kweight **out, struct bt_err *err)
 {
     enum bt_status st = check_desc(desc, err);
     if (st != BT_OK) {
@@ -215,14 +217,17 @@ enum bt_status cpu_weight_create(struct bt_kctx *k, const struct bt_k_weight_des
     w->n_cols = desc->n_cols;
     w->n_panels = (desc->n_rows + CPU_PANEL - 1) / CPU_PANEL;
     w->panel_bytes = cpu_panel_bytes(desc->dtype, desc->n_cols);
-    w->raw_row_bytes = (size_t)(desc->n_cols / bt_dtype_block_values(desc->dtype)) * bt_dtype_block_bytes(desc->dtype);
+    w->raw_row_bytes = (size_t)(desc->n_cols / bt_dtype_block_values(desc->dtype)) *
+                       bt_dtype_block_bytes(desc->dtype);
     w->raw = desc->for_embed ? desc->data : NULL;
     if (desc->for_gemm) {
-        w->packed = bt_mul_size(w->n_panels, w->panel_bytes, &w->packed_bytes) ? cpu_map(w->packed_bytes) : NULL;
+        w->packed = bt_mul_size(w->n_panels, w->panel_bytes, &w->packed_bytes)
+                        ? cpu_map(w->packed_bytes)
+                        : NULL;
         if (w->packed == NULL) {
             bt_free(w);
-            return bt_err_set(err, BT_ERR_NOMEM, "out of memory for a packed weight of %u x %u %s", desc->n_rows,
-                              desc->n_cols, bt_dtype_name(desc->dtype));
+            return bt_err_set(err, BT_ERR_NOMEM, "out of memory for a packed weight of %u x %u %s",
+                              desc->n_rows, desc->n_cols, bt_dtype_name(desc->dtype));
         }
         struct pack_run run = {.w = w, .data = desc->data};
         cpu_for_range(cpu_of(k), w->n_panels, (size_t)w->n_cols * CPU_PANEL, pack_range, &run);

@@ -18,7 +18,7 @@
 #include "base/mem.h"
 
 #define GATE_OPEN 0x80000000U
-#define SPIN_MAX 1500U /* pauses, some 10 to 50 µs: about the gap between two kernels of one step */
+#define SPIN_MAX  1500U /* pauses, some 10 to 50 µs: about the gap between two kernels of one step */
 
 struct bt_pool {
     bt_pool_fn *fn;
@@ -40,7 +40,8 @@ struct bt_pool {
 
 static void futex_wait(_Atomic uint32_t *word, uint32_t value)
 {
-    (void)syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, NULL, NULL, 0); /* any wake is rechecked */
+    (void)syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, NULL, NULL,
+                  0); /* any wake is rechecked */
 }
 
 static void futex_wake(_Atomic uint32_t *word, int n)

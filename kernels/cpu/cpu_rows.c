@@ -44,8 +44,8 @@ static void embed_range(void *arg, uint32_t first, uint32_t last)
     embed_rows(&r->rows, r->w, first, last);
 }
 
-void cpu_embed(struct bt_kctx *k, float *y, const struct bt_kweight *table, const uint32_t *ids, uint32_t n_ids,
-               float scale)
+void cpu_embed(struct bt_kctx *k, float *y, const struct bt_kweight *table, const uint32_t *ids,
+               uint32_t n_ids, float scale)
 {
     const struct cpu_weight *w = cpu_weight_of(table);
     struct embed_run run = {.rows = {.y = y, .ldy = w->n_cols, .ids = ids, .a = scale}, .w = w};
@@ -60,17 +60,26 @@ static void rmsnorm_range(void *arg, uint32_t first, uint32_t last)
 
     for (uint32_t m = first; m < last; m++) {
         for (uint32_t s = 0; s < r->n_sub; s++) {
-            r->isa->rmsnorm(r->y + (size_t)m * r->ldy + (size_t)s * r->n, r->x + (size_t)m * r->ldx + (size_t)s * r->n,
-                            r->w, r->a, r->b, r->n);
+            r->isa->rmsnorm(r->y + (size_t)m * r->ldy + (size_t)s * r->n,
+                            r->x + (size_t)m * r->ldx + (size_t)s * r->n, r->w, r->a, r->b, r->n);
         }
     }
 }
 
-void cpu_rmsnorm(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ldx, const float *w, float w_offset,
-                 float eps, uint32_t n_rows, uint32_t n_sub, uint32_t dim)
+void cpu_rmsnorm(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ldx,
+                 const float *w, float w_offset, float eps, uint32_t n_rows, uint32_t n_sub,
+                 uint32_t dim)
 {
-    struct rows_run run = {.isa = cpu_of(k)->isa, .y = y, .ldy = ldy, .x = x, .ldx = ldx, .w = w, .a = w_offset,
-                           .b = eps, .n_sub = n_sub, .n = dim};
+    struct rows_run run = {.isa = cpu_of(k)->isa,
+                           .y = y,
+                           .ldy = ldy,
+                           .x = x,
+                           .ldx = ldx,
+                           .w = w,
+                           .a = w_offset,
+                           .b = eps,
+                           .n_sub = n_sub,
+                           .n = dim};
 
     BT_ASSERT(dim > 0);
     cpu_for_range(cpu_of(k), n_rows, (size_t)n_sub * dim, rmsnorm_range, &run);
@@ -92,17 +101,25 @@ static void rope_range(void *arg, uint32_t first, uint32_t last)
     for (uint32_t m = first; m < last; m++) {
         size_t angle = (size_t)m * (r->rot_dim / 2);
         for (uint32_t h = 0; h < r->n_heads; h++) {
-            r->isa->rope(r->x + (size_t)m * r->ldx + (size_t)h * r->head_dim, r->cos + angle, r->sin + angle,
-                         r->rot_dim, r->interleaved);
+            r->isa->rope(r->x + (size_t)m * r->ldx + (size_t)h * r->head_dim, r->cos + angle,
+                         r->sin + angle, r->rot_dim, r->interleaved);
         }
     }
 }
 
-void cpu_rope(struct bt_kctx *k, float *x, size_t ldx, const float *cos, const float *sin, uint32_t n_rows,
-              uint32_t n_heads, uint32_t head_dim, uint32_t rot_dim, bool interleaved)
+void cpu_rope(struct bt_kctx *k, float *x, size_t ldx, const float *cos, const float *sin,
+              uint32_t n_rows, uint32_t n_heads, uint32_t head_dim, uint32_t rot_dim,
+              bool interleaved)
 {
-    struct rope_run run = {.isa = cpu_of(k)->isa, .x = x, .ldx = ldx, .cos = cos, .sin = sin, .n_heads = n_heads,
-                           .head_dim = head_dim, .rot_dim = rot_dim, .interleaved = interleaved};
+    struct rope_run run = {.isa = cpu_of(k)->isa,
+                           .x = x,
+                           .ldx = ldx,
+                           .cos = cos,
+                           .sin = sin,
+                           .n_heads = n_heads,
+                           .head_dim = head_dim,
+                           .rot_dim = rot_dim,
+                           .interleaved = interleaved};
 
     BT_ASSERT(rot_dim % 2 == 0 && rot_dim <= head_dim);
     cpu_for_range(cpu_of(k), n_rows, (size_t)n_heads * rot_dim, rope_range, &run);
@@ -124,26 +141,34 @@ static void store_range(void *arg, uint32_t first, uint32_t last)
 
     for (uint32_t i = first; i < last; i++) {
         uint32_t pos = r->span->pos + i;
-        uint8_t *page = (uint8_t *)kv->base + (size_t)r->span->pages[pos / kv->page_tokens] * kv->page_stride;
+        uint8_t *page =
+            (uint8_t *)kv->base + (size_t)r->span->pages[pos / kv->page_tokens] * kv->page_stride;
         const float *key = r->key + (size_t)(r->span->row + i) * r->ldk;
         const float *value = r->value + (size_t)(r->span->row + i) * r->ldv;
         for (uint32_t h = 0; h < kv->n_kv_heads; h++) {
             size_t at = ((size_t)h * kv->page_tokens + pos % kv->page_tokens) * row_bytes;
             size_t v_half = (size_t)kv->n_kv_heads * kv->page_tokens * row_bytes;
             r->isa->round_store(page + at, key + (size_t)h * kv->head_dim, kv->head_dim, kv->dtype);
-            r->isa->round_store(page + v_half + at, value + (size_t)h * kv->head_dim, kv->head_dim, kv->dtype);
+            r->isa->round_store(page + v_half + at, value + (size_t)h * kv->head_dim, kv->head_dim,
+                                kv->dtype);
         }
     }
 }
 
-void cpu_kv_store(struct bt_kctx *k, const struct bt_k_kv *kv, const float *key, size_t ldk, const float *value,
-                  size_t ldv, const struct bt_k_span *spans, uint32_t n_spans)
+void cpu_kv_store(struct bt_kctx *k, const struct bt_k_kv *kv, const float *key, size_t ldk,
+                  const float *value, size_t ldv, const struct bt_k_span *spans, uint32_t n_spans)
 {
     BT_ASSERT(kv->dtype <= BT_DTYPE_BF16 && kv->page_tokens > 0);
     for (uint32_t s = 0; s < n_spans; s++) {
-        struct store_run run = {.isa = cpu_of(k)->isa, .kv = kv, .span = &spans[s], .key = key, .value = value,
-                                .ldk = ldk, .ldv = ldv};
-        cpu_for_range(cpu_of(k), spans[s].n, 2U * (size_t)kv->n_kv_heads * kv->head_dim, store_range, &run);
+        struct store_run run = {.isa = cpu_of(k)->isa,
+                                .kv = kv,
+                                .span = &spans[s],
+                                .key = key,
+                                .value = value,
+                                .ldk = ldk,
+                                .ldv = ldv};
+        cpu_for_range(cpu_of(k), spans[s].n, 2U * (size_t)kv->n_kv_heads * kv->head_dim,
+                      store_range, &run);
     }
 }
 
@@ -152,15 +177,23 @@ static void glu_range(void *arg, uint32_t first, uint32_t last)
     const struct rows_run *r = arg;
 
     for (uint32_t m = first; m < last; m++) {
-        r->isa->glu(r->y + (size_t)m * r->ldy, r->x + (size_t)m * r->ldx, r->x2 + (size_t)m * r->ldx2, r->n, r->act);
+        r->isa->glu(r->y + (size_t)m * r->ldy, r->x + (size_t)m * r->ldx,
+                    r->x2 + (size_t)m * r->ldx2, r->n, r->act);
     }
 }
 
-void cpu_glu(struct bt_kctx *k, float *y, size_t ldy, const float *gate, size_t ldg, const float *up, size_t ldu,
-             uint32_t n_rows, uint32_t n_cols, enum bt_k_act act)
+void cpu_glu(struct bt_kctx *k, float *y, size_t ldy, const float *gate, size_t ldg,
+             const float *up, size_t ldu, uint32_t n_rows, uint32_t n_cols, enum bt_k_act act)
 {
-    struct rows_run run = {.isa = cpu_of(k)->isa, .y = y, .ldy = ldy, .x = gate, .ldx = ldg, .x2 = up, .ldx2 = ldu,
-                           .n = n_cols, .act = act};
+    struct rows_run run = {.isa = cpu_of(k)->isa,
+                           .y = y,
+                           .ldy = ldy,
+                           .x = gate,
+                           .ldx = ldg,
+                           .x2 = up,
+                           .ldx2 = ldu,
+                           .n = n_cols,
+                           .act = act};
 
     cpu_for_range(cpu_of(k), n_rows, 4 * (size_t)n_cols, glu_range, &run);
 }
@@ -174,9 +207,11 @@ static void add_range(void *arg, uint32_t first, uint32_t last)
     }
 }
 
-void cpu_add(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ldx, uint32_t n_rows, uint32_t n_cols)
+void cpu_add(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ldx, uint32_t n_rows,
+             uint32_t n_cols)
 {
-    struct rows_run run = {.isa = cpu_of(k)->isa, .y = y, .ldy = ldy, .x = x, .ldx = ldx, .n = n_cols};
+    struct rows_run run = {
+        .isa = cpu_of(k)->isa, .y = y, .ldy = ldy, .x = x, .ldx = ldx, .n = n_cols};
 
     cpu_for_range(cpu_of(k), n_rows, n_cols, add_range, &run);
 }
@@ -190,7 +225,8 @@ static void softcap_range(void *arg, uint32_t first, uint32_t last)
     }
 }
 
-void cpu_softcap(struct bt_kctx *k, float *x, size_t ldx, float cap, uint32_t n_rows, uint32_t n_cols)
+void cpu_softcap(struct bt_kctx *k, float *x, size_t ldx, float cap, uint32_t n_rows,
+                 uint32_t n_cols)
 {
     struct rows_run run = {.isa = cpu_of(k)->isa, .y = x, .ldy = ldx, .a = cap, .n = n_cols};
 
@@ -207,8 +243,8 @@ static void gather_range(void *arg, uint32_t first, uint32_t last)
     }
 }
 
-void cpu_gather_rows(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ldx, const uint32_t *rows,
-                     uint32_t n, uint32_t n_cols)
+void cpu_gather_rows(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ldx,
+                     const uint32_t *rows, uint32_t n, uint32_t n_cols)
 {
     struct rows_run run = {.y = y, .ldy = ldy, .x = x, .ldx = ldx, .ids = rows, .n = n_cols};
 

@@ -4,7 +4,7 @@
 #include "kernels/cpu/cpu_int.h"
 
 #define ISA_TABLE cpu_isa_plain
-#define ISA_NAME "plain-libm"
+#define ISA_NAME  "plain-libm"
 #include "kernels/cpu/v16_plain.inc"
 #include "kernels/cpu/isa_plain_tiles.inc"
 #include "kernels/cpu/isa_math.inc"

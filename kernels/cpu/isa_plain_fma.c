@@ -3,7 +3,7 @@
 #include "kernels/cpu/cpu_int.h"
 
 #define ISA_TABLE cpu_isa_plain_fma
-#define ISA_NAME "plain"
+#define ISA_NAME  "plain"
 #include "kernels/cpu/v16_plain.inc"
 #include "kernels/cpu/isa_plain_tiles.inc"
 #include "kernels/cpu/isa_math.inc"

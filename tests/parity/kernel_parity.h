@@ -24,8 +24,8 @@ static inline void pk_open(struct pk *p)
     static const struct {
         const char *isa;
         uint32_t threads;
-    } want[PK_MAX] = {{"plain", 1},  {"plain", 2},  {"plain-libm", 1}, {"avx2", 1},   {"avx2", 2},
-                      {"avx2", 3},   {"avx512", 1}, {"avx512", 2},     {"avx512", 3}, {"auto", 2}};
+    } want[PK_MAX] = {{"plain", 1}, {"plain", 2},  {"plain-libm", 1}, {"avx2", 1},   {"avx2", 2},
+                      {"avx2", 3},  {"avx512", 1}, {"avx512", 2},     {"avx512", 3}, {"auto", 2}};
 
     p->n = 0;
     for (int i = 0; i < PK_MAX; i++) {
@@ -73,14 +73,15 @@ static inline float *pk_floats(size_t n, float lo, float hi)
 }
 
 /* Equal bit for bit; says where and what not. */
-static inline bool pk_same(const char *what, const struct pk *p, int i, const float *got, const float *want, size_t n)
+static inline bool pk_same(const char *what, const struct pk *p, int i, const float *got,
+                           const float *want, size_t n)
 {
     bt_test_checks++;
     for (size_t j = 0; j < n; j++) {
         if (memcmp(&got[j], &want[j], sizeof(float)) != 0) {
             bt_test_failures++;
-            fprintf(stderr, "%s: %s, %u threads: value %zu is %.9g, plain says %.9g\n", what, p->isa[i], p->threads[i],
-                    j, (double)got[j], (double)want[j]);
+            fprintf(stderr, "%s: %s, %u threads: value %zu is %.9g, plain says %.9g\n", what,
+                    p->isa[i], p->threads[i], j, (double)got[j], (double)want[j]);
             return false;
         }
     }
@@ -88,7 +89,8 @@ static inline bool pk_same(const char *what, const struct pk *p, int i, const fl
 }
 
 /* |got - want| <= atol + rtol |want| for all; says the worst. */
-static inline bool pk_near(const char *what, const float *got, const double *want, size_t n, double atol, double rtol)
+static inline bool pk_near(const char *what, const float *got, const double *want, size_t n,
+                           double atol, double rtol)
 {
     double worst = 0;
     size_t at = 0;
@@ -103,8 +105,8 @@ static inline bool pk_near(const char *what, const float *got, const double *wan
     }
     if (!(worst <= 1.0)) {
         bt_test_failures++;
-        fprintf(stderr, "%s: value %zu is %.9g, want %.9g: %.2f times the tolerance\n", what, at, (double)got[at],
-                want[at], worst);
+        fprintf(stderr, "%s: value %zu is %.9g, want %.9g: %.2f times the tolerance\n", what, at,
+                (double)got[at], want[at], worst);
         return false;
     }
     return true;

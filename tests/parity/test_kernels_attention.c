@@ -50,7 +50,9 @@ static void seq_init(struct seq *q, struct shape s)
     q->q = pk_floats(s.n_tokens * q->q_stride, -2, 2);
     q->k = pk_floats(s.n_tokens * q->kv_stride, -2, 2);
     q->v = pk_floats(s.n_tokens * q->kv_stride, -2, 2);
-    q->kv = (struct bt_k_kv){.page_tokens = s.page_tokens, .n_kv_heads = s.n_kv_heads, .head_dim = s.head_dim,
+    q->kv = (struct bt_k_kv){.page_tokens = s.page_tokens,
+                             .n_kv_heads = s.n_kv_heads,
+                             .head_dim = s.head_dim,
                              .dtype = s.dtype};
     q->kv.page_stride = 2 * width * s.page_tokens * bt_dtype_block_bytes(s.dtype) + 64;
     q->kv_bytes = q->kv.page_stride * 2 * n_pages;
@@ -76,13 +78,17 @@ static void seq_chunk(struct bt_kctx *k, struct seq *q, float *out, uint32_t fro
 {
     size_t width = (size_t)q->s.n_heads * q->s.head_dim;
     struct bt_k_span span = {.row = 0, .n = n, .pos = from, .pages = q->pages};
-    struct bt_k_attn a = {.q = q->q + from * q->q_stride, .out = out + from * width, .q_stride = q->q_stride,
-                          .out_stride = width, .n_heads = q->s.n_heads,
-                          .scale = 1.0F / sqrtf((float)q->s.head_dim), .softcap = q->s.softcap,
+    struct bt_k_attn a = {.q = q->q + from * q->q_stride,
+                          .out = out + from * width,
+                          .q_stride = q->q_stride,
+                          .out_stride = width,
+                          .n_heads = q->s.n_heads,
+                          .scale = 1.0F / sqrtf((float)q->s.head_dim),
+                          .softcap = q->s.softcap,
                           .window = q->s.window};
 
-    bt_k_kv_store(k, &q->kv, q->k + from * q->kv_stride, q->kv_stride, q->v + from * q->kv_stride, q->kv_stride, &span,
-                  1);
+    bt_k_kv_store(k, &q->kv, q->k + from * q->kv_stride, q->kv_stride, q->v + from * q->kv_stride,
+                  q->kv_stride, &span, 1);
     bt_k_attention(k, &a, &q->kv, &span, 1);
 }
 
@@ -111,7 +117,8 @@ static void reference(const struct seq *q, double *out)
                 double e = exp(p[j] - max);
                 sum += e;
                 for (uint32_t d = 0; d < dim; d++) {
-                    o[d] += e * (double)rounded(q->v[j * q->kv_stride + h / group * dim + d], s->dtype);
+                    o[d] +=
+                        e * (double)rounded(q->v[j * q->kv_stride + h / group * dim + d], s->dtype);
                 }
             }
             for (uint32_t d = 0; d < dim; d++) {
@@ -131,9 +138,10 @@ static void test_shape(const struct pk *p, struct shape s)
     struct seq q;
     char what[128];
 
-    snprintf(what, sizeof(what), "attention %s heads %u/%u dim %u page %u tokens %u window %u cap %g",
-             bt_dtype_name(s.dtype), s.n_heads, s.n_kv_heads, s.head_dim, s.page_tokens, s.n_tokens, s.window,
-             (double)s.softcap);
+    snprintf(what, sizeof(what),
+             "attention %s heads %u/%u dim %u page %u tokens %u window %u cap %g",
+             bt_dtype_name(s.dtype), s.n_heads, s.n_kv_heads, s.head_dim, s.page_tokens, s.n_tokens,
+             s.window, (double)s.softcap);
     seq_init(&q, s);
     reference(&q, ref);
     for (int i = 0; i < p->n; i++) {
@@ -142,7 +150,8 @@ static void test_shape(const struct pk *p, struct shape s)
             memset(q.kv.base, 0xff, q.kv_bytes);
             for (uint32_t t = 0; t < s.n_tokens; t += chunks[c]) {
                 uint32_t left = s.n_tokens - t;
-                seq_chunk(p->k[i], &q, i == 0 && c == 0 ? want : got, t, left < chunks[c] ? left : chunks[c]);
+                seq_chunk(p->k[i], &q, i == 0 && c == 0 ? want : got, t,
+                          left < chunks[c] ? left : chunks[c]);
             }
             if (i == 0 && c == 0) {
                 pk_near(what, want, ref, n, 2e-6, 2e-6);
@@ -163,7 +172,8 @@ static void test_batch(const struct pk *p)
     const struct shape s = {6, 2, 48, 16, 150, 0, BT_DTYPE_BF16, 0};
     static const uint32_t n_rows[3] = {1, 20, 7}, pos[3] = {149, 40, 0};
     const size_t width = 6 * 48;
-    float *q = pk_floats(28 * width, -2, 2), *alone = pk_floats(28 * width, 0, 0), *got = pk_floats(28 * width, 0, 0);
+    float *q = pk_floats(28 * width, -2, 2), *alone = pk_floats(28 * width, 0, 0),
+          *got = pk_floats(28 * width, 0, 0);
     struct bt_k_span spans[3];
     uint32_t pages[3][10];
     struct seq base;
@@ -180,7 +190,12 @@ static void test_batch(const struct pk *p)
         row += n_rows[i];
     }
     for (int i = 0; i < p->n; i++) {
-        struct bt_k_attn a = {.q = q, .out = got, .q_stride = width, .out_stride = width, .n_heads = 6, .scale = 0.2F};
+        struct bt_k_attn a = {.q = q,
+                              .out = got,
+                              .q_stride = width,
+                              .out_stride = width,
+                              .n_heads = 6,
+                              .scale = 0.2F};
         bt_k_attention(p->k[i], &a, &base.kv, spans, 3);
         if (i == 0) {
             a.out = alone;

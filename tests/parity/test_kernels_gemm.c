@@ -92,9 +92,14 @@ static uint8_t *random_rows(enum bt_dtype t, uint32_t n, uint32_t k)
     return w;
 }
 
-static struct bt_kweight *weight(struct bt_kctx *k, enum bt_dtype t, const void *data, uint32_t n_rows, uint32_t n_cols)
+static struct bt_kweight *weight(struct bt_kctx *k, enum bt_dtype t, const void *data,
+                                 uint32_t n_rows, uint32_t n_cols)
 {
-    struct bt_k_weight_desc d = {.dtype = t, .n_rows = n_rows, .n_cols = n_cols, .data = data, .for_gemm = true,
+    struct bt_k_weight_desc d = {.dtype = t,
+                                 .n_rows = n_rows,
+                                 .n_cols = n_cols,
+                                 .data = data,
+                                 .for_gemm = true,
                                  .for_embed = true};
     struct bt_kweight *w = NULL;
     CHECK_EQ(bt_k_weight_create(k, &d, &w, NULL), BT_OK);
@@ -102,8 +107,9 @@ static struct bt_kweight *weight(struct bt_kctx *k, enum bt_dtype t, const void 
 }
 
 /* y against double sums; tolerance from the sum of magnitudes. */
-static void check_sums(const char *what, enum bt_dtype t, const float *y, size_t ldy, const float *x, size_t ldx,
-                       const uint8_t *rows, const float *bias, uint32_t m_n, uint32_t n, uint32_t k)
+static void check_sums(const char *what, enum bt_dtype t, const float *y, size_t ldy,
+                       const float *x, size_t ldx, const uint8_t *rows, const float *bias,
+                       uint32_t m_n, uint32_t n, uint32_t k)
 {
     size_t row_bytes = (size_t)(k / bt_dtype_block_values(t)) * bt_dtype_block_bytes(t);
     double worst = 0;
@@ -130,7 +136,8 @@ static void check_sums(const char *what, enum bt_dtype t, const float *y, size_t
     CHECK(worst < 3e-6);
 }
 
-static void test_shape(const struct pk *p, enum bt_dtype t, uint32_t m, uint32_t n, uint32_t k, bool bias)
+static void test_shape(const struct pk *p, enum bt_dtype t, uint32_t m, uint32_t n, uint32_t k,
+                       bool bias)
 {
     const size_t ldx = k + 3, ldy = n + 5;
     uint8_t *rows = random_rows(t, n, k);
@@ -172,7 +179,8 @@ static void test_values(const struct pk *p, enum bt_dtype t)
     const uint32_t n = 21, k = t <= BT_DTYPE_BF16 ? 37 : 512;
     uint8_t *rows = random_rows(t, n, k);
     size_t row_bytes = (size_t)(k / bt_dtype_block_values(t)) * bt_dtype_block_bytes(t);
-    float *unit = bt_calloc(k, k * sizeof(float)), *y = bt_alloc(k * n * sizeof(float)), *e = bt_alloc(n * k * 4);
+    float *unit = bt_calloc(k, k * sizeof(float)), *y = bt_alloc(k * n * sizeof(float)),
+          *e = bt_alloc(n * k * 4);
     uint32_t ids[21];
 
     for (uint32_t i = 0; i < k; i++) {
@@ -209,7 +217,8 @@ static void test_bad_weights(struct bt_kctx *k)
     uint8_t data[512] = {0};
     struct bt_kweight *w = NULL;
     struct bt_err err = {0};
-    struct bt_k_weight_desc d = {.dtype = BT_DTYPE_Q4_0, .n_rows = 1, .n_cols = 48, .data = data, .for_gemm = true};
+    struct bt_k_weight_desc d = {
+        .dtype = BT_DTYPE_Q4_0, .n_rows = 1, .n_cols = 48, .data = data, .for_gemm = true};
 
     CHECK_EQ(bt_k_weight_create(k, &d, &w, &err), BT_ERR_INVALID);
     CHECK(strstr(err.msg, "q4_0") != NULL);

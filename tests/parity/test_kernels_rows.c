@@ -7,25 +7,28 @@ static const uint32_t widths[] = {1, 7, 16, 24, 63, 576, 1000};
 #define N_WIDTHS (sizeof(widths) / sizeof(widths[0]))
 
 /* Runs `call` on a copy of src for each context; got must equal the first one's. */
-#define FOR_ALL(what, p, src, count, want, got, call)                                                                      \
-    for (int i = 0; i < (p)->n; i++) {                                                                                 \
-        struct bt_kctx *k = (p)->k[i];                                                                                 \
-        float *y = i == 0 ? (want) : (got);                                                                            \
-        memcpy(y, src, (count) * sizeof(float));                                                                           \
-        call;                                                                                                          \
-        if (i > 0) {                                                                                                   \
-            pk_same(what, p, i, y, want, count);                                                                           \
-        }                                                                                                              \
+#define FOR_ALL(what, p, src, count, want, got, call)                                              \
+    for (int i = 0; i < (p)->n; i++) {                                                             \
+        struct bt_kctx *k = (p)->k[i];                                                             \
+        float *y = i == 0 ? (want) : (got);                                                        \
+        memcpy(y, src, (count) * sizeof(float));                                                   \
+        call;                                                                                      \
+        if (i > 0) {                                                                               \
+            pk_same(what, p, i, y, want, count);                                                   \
+        }                                                                                          \
     }
 
 static void test_rmsnorm(const struct pk *p, uint32_t m, uint32_t n_sub, uint32_t dim)
 {
     size_t ld = (size_t)n_sub * dim + 5, n = m * ld;
-    float *x = pk_floats(n, -3, 3), *w = pk_floats(dim, 0, 2), *want = pk_floats(n, 0, 0), *got = pk_floats(n, 0, 0);
+    float *x = pk_floats(n, -3, 3), *w = pk_floats(dim, 0, 2), *want = pk_floats(n, 0, 0),
+          *got = pk_floats(n, 0, 0);
     double *ref = bt_alloc(n * sizeof(double));
 
-    FOR_ALL("rmsnorm", p, x, n, want, got, bt_k_rmsnorm(k, y, ld, x, ld, w, 1.0F, 1e-5F, m, n_sub, dim));
-    FOR_ALL("rmsnorm in place", p, x, n, got, got, bt_k_rmsnorm(k, y, ld, y, ld, w, 1.0F, 1e-5F, m, n_sub, dim));
+    FOR_ALL("rmsnorm", p, x, n, want, got,
+            bt_k_rmsnorm(k, y, ld, x, ld, w, 1.0F, 1e-5F, m, n_sub, dim));
+    FOR_ALL("rmsnorm in place", p, x, n, got, got,
+            bt_k_rmsnorm(k, y, ld, y, ld, w, 1.0F, 1e-5F, m, n_sub, dim));
     pk_same("rmsnorm in place", p, 0, got, want, n);
     for (uint32_t r = 0; r < m; r++) {
         for (uint32_t i = 0; i < ld; i++) {
@@ -53,11 +56,13 @@ static void test_rope(const struct pk *p, uint32_t head_dim, uint32_t rot, bool 
 {
     const uint32_t m = 5, heads = 3, half = rot / 2;
     size_t ld = (size_t)heads * head_dim + 1, n = m * ld;
-    float *x = pk_floats(n, -3, 3), *c = pk_floats(m * half, -1, 1), *s = pk_floats(m * half, -1, 1);
+    float *x = pk_floats(n, -3, 3), *c = pk_floats(m * half, -1, 1),
+          *s = pk_floats(m * half, -1, 1);
     float *want = pk_floats(n, 0, 0), *got = pk_floats(n, 0, 0);
     double *ref = bt_alloc(n * sizeof(double));
 
-    FOR_ALL("rope", p, x, n, want, got, bt_k_rope(k, y, ld, c, s, m, heads, head_dim, rot, interleaved));
+    FOR_ALL("rope", p, x, n, want, got,
+            bt_k_rope(k, y, ld, c, s, m, heads, head_dim, rot, interleaved));
     for (size_t i = 0; i < n; i++) {
         ref[i] = (double)x[i];
     }
@@ -65,7 +70,8 @@ static void test_rope(const struct pk *p, uint32_t head_dim, uint32_t rot, bool 
         for (uint32_t h = 0; h < heads; h++) {
             for (uint32_t i = 0; i < half; i++) {
                 size_t o = r * ld + h * head_dim;
-                size_t a = o + (interleaved ? 2 * i : i), b = o + (interleaved ? 2 * i + 1 : i + half);
+                size_t a = o + (interleaved ? 2 * i : i),
+                       b = o + (interleaved ? 2 * i + 1 : i + half);
                 double co = (double)c[r * half + i], si = (double)s[r * half + i];
                 ref[a] = (double)x[a] * co - (double)x[b] * si;
                 ref[b] = (double)x[b] * co + (double)x[a] * si;
@@ -96,7 +102,8 @@ static double act_ref(double x, enum bt_k_act act)
 static void test_glu(const struct pk *p, uint32_t m, uint32_t cols, enum bt_k_act act)
 {
     size_t ld = cols + 2, n = m * ld;
-    float *g = pk_floats(n, -12, 12), *u = pk_floats(n, -2, 2), *want = pk_floats(n, 0, 0), *got = pk_floats(n, 0, 0);
+    float *g = pk_floats(n, -12, 12), *u = pk_floats(n, -2, 2), *want = pk_floats(n, 0, 0),
+          *got = pk_floats(n, 0, 0);
     double *ref = bt_alloc(n * sizeof(double));
 
     FOR_ALL("glu", p, g, n, want, got, bt_k_glu(k, y, ld, y, ld, u, ld, m, cols, act));
@@ -115,7 +122,8 @@ static void test_glu(const struct pk *p, uint32_t m, uint32_t cols, enum bt_k_ac
 static void test_small_ops(const struct pk *p, uint32_t m, uint32_t cols)
 {
     size_t ld = cols + 3, n = m * ld;
-    float *x = pk_floats(n, -50, 50), *z = pk_floats(n, -2, 2), *want = pk_floats(n, 0, 0), *got = pk_floats(n, 0, 0);
+    float *x = pk_floats(n, -50, 50), *z = pk_floats(n, -2, 2), *want = pk_floats(n, 0, 0),
+          *got = pk_floats(n, 0, 0);
     uint32_t rows[64];
 
     FOR_ALL("add", p, x, n, want, got, bt_k_add(k, y, ld, z, ld, m, cols));
@@ -138,7 +146,8 @@ static void test_small_ops(const struct pk *p, uint32_t m, uint32_t cols)
 static void test_functions(const struct pk *p)
 {
     const uint32_t n = 1 << 16;
-    float *x = pk_floats(n, 0, 0), *one = pk_floats(n, 1, 1), *want = pk_floats(n, 0, 0), *got = pk_floats(n, 0, 0);
+    float *x = pk_floats(n, 0, 0), *one = pk_floats(n, 1, 1), *want = pk_floats(n, 0, 0),
+          *got = pk_floats(n, 0, 0);
     double worst = 0;
 
     for (uint32_t i = 0; i < n; i++) { /* tanh by softcap of 1, all magnitudes */
@@ -160,15 +169,18 @@ static void test_functions(const struct pk *p)
     FOR_ALL("silu", p, x, n, want, got, bt_k_glu(k, y, n, y, n, one, n, 1, n, BT_K_SILU));
     worst = 0;
     for (uint32_t i = 0; i < n; i++) {
-        double t = act_ref((double)x[i], BT_K_SILU), ulp = ldexp(1, t < 0 || t > 0 ? ilogb(t) - 23 : -149);
+        double t = act_ref((double)x[i], BT_K_SILU),
+               ulp = ldexp(1, t < 0 || t > 0 ? ilogb(t) - 23 : -149);
         double e = (double)x[i] < -87.0 ? 0 : fabs((double)want[i] - t) / ulp;
         worst = e > worst ? e : worst;
     }
     printf("silu: %.2f ulp\n", worst);
     CHECK(worst < 4.0);
     /* ends of the range */
-    const float special[16] = {-INFINITY, -1e30F, -200, -104, -88, -1e-40F, 0, 1e-40F, 88, 104, 200, 1e30F};
-    FOR_ALL("silu at the ends", p, special, 16, want, got, bt_k_glu(k, y, 16, y, 16, one, 16, 1, 16, BT_K_SILU));
+    const float special[16] = {-INFINITY, -1e30F, -200, -104, -88, -1e-40F,
+                               0,         1e-40F, 88,   104,  200, 1e30F};
+    FOR_ALL("silu at the ends", p, special, 16, want, got,
+            bt_k_glu(k, y, 16, y, 16, one, 16, 1, 16, BT_K_SILU));
     CHECK(fabsf(want[2]) < 1e-30F && want[10] > 199.9F && want[11] > 9.9e29F);
     bt_free(x);
     bt_free(one);
@@ -184,14 +196,18 @@ static void test_rounding(const struct pk *p, enum bt_dtype t)
     uint32_t page = 0;
     uint16_t *want = NULL, *got = NULL;
     struct bt_k_span span = {.n = n / dim, .pages = &page};
-    struct bt_k_kv kv = {.page_stride = 4 * (size_t)n, .page_tokens = n / dim, .n_kv_heads = 1, .head_dim = dim,
+    struct bt_k_kv kv = {.page_stride = 4 * (size_t)n,
+                         .page_tokens = n / dim,
+                         .n_kv_heads = 1,
+                         .head_dim = dim,
                          .dtype = t};
 
     for (uint32_t round = 0; round < 16; round++) {
         for (uint32_t i = 0; i < n; i++) {
             uint32_t bits = pk_u32();
             if (round % 2 == 0) { /* around ties */
-                bits = (bits & 0xfffff000U) + (t == BT_DTYPE_F16 ? 0x1000 : 0x8000) + pk_u32() % 3 - 1;
+                bits =
+                    (bits & 0xfffff000U) + (t == BT_DTYPE_F16 ? 0x1000 : 0x8000) + pk_u32() % 3 - 1;
                 bits = (bits & 0x8fffffffU) | 0x30000000U;
             }
             if ((bits & 0x7f800000U) == 0x7f800000U) {
@@ -227,7 +243,9 @@ static void test_rounding(const struct pk *p, enum bt_dtype t)
             double r = rint(ldexp(a, -e)); /* units of the last place */
             double h = a >= 65520 ? INFINITY : ldexp(r, e);
             uint32_t g = want[i] & 0x7fffU;
-            double gv = g >= 0x7c00 ? INFINITY : g < 0x400 ? ldexp(g, -24) : ldexp(1024 + (g & 1023), (int)(g >> 10) - 25);
+            double gv = g >= 0x7c00 ? INFINITY
+                        : g < 0x400 ? ldexp(g, -24)
+                                    : ldexp(1024 + (g & 1023), (int)(g >> 10) - 25);
             if (gv < h || gv > h || (want[i] >> 15 != 0) != (signbit(x[i]) != 0)) {
                 CHECK_NEAR(gv, h, 0);
                 break;
@@ -239,7 +257,8 @@ static void test_rounding(const struct pk *p, enum bt_dtype t)
     bt_free(v);
 }
 
-static void test_moe(const struct pk *p, uint32_t m, uint32_t n_experts, uint32_t top_k, bool normalize)
+static void test_moe(const struct pk *p, uint32_t m, uint32_t n_experts, uint32_t top_k,
+                     bool normalize)
 {
     const uint32_t dim = 40, ffn = 24;
     float *x = pk_floats(m * dim, -1, 1), *logits = pk_floats(m * n_experts, -3, 3);
@@ -251,13 +270,23 @@ static void test_moe(const struct pk *p, uint32_t m, uint32_t n_experts, uint32_
     for (int i = 0; i < p->n; i++) {
         struct bt_kweight *ws[3][16];
         for (uint32_t j = 0; j < 3 * n_experts; j++) {
-            struct bt_k_weight_desc d = {.dtype = BT_DTYPE_F32, .n_rows = j / n_experts == 2 ? dim : ffn,
-                                         .n_cols = j / n_experts == 2 ? ffn : dim, .data = w + (size_t)j * dim * ffn,
+            struct bt_k_weight_desc d = {.dtype = BT_DTYPE_F32,
+                                         .n_rows = j / n_experts == 2 ? dim : ffn,
+                                         .n_cols = j / n_experts == 2 ? ffn : dim,
+                                         .data = w + (size_t)j * dim * ffn,
                                          .for_gemm = true};
-            CHECK_EQ(bt_k_weight_create(p->k[i], &d, &ws[j / n_experts][j % n_experts], NULL), BT_OK);
+            CHECK_EQ(bt_k_weight_create(p->k[i], &d, &ws[j / n_experts][j % n_experts], NULL),
+                     BT_OK);
         }
-        struct bt_k_moe moe = {.n_experts = n_experts, .top_k = top_k, .normalize = normalize, .act = BT_K_SILU,
-                               .gate = ws[0], .up = ws[1], .down = ws[2], .dim = dim, .ffn_dim = ffn};
+        struct bt_k_moe moe = {.n_experts = n_experts,
+                               .top_k = top_k,
+                               .normalize = normalize,
+                               .act = BT_K_SILU,
+                               .gate = ws[0],
+                               .up = ws[1],
+                               .down = ws[2],
+                               .dim = dim,
+                               .ffn_dim = ffn};
         float *y = i == 0 ? want : got;
         bt_k_moe_ffn(p->k[i], y, x, logits, &moe, m);
         pk_same("moe", p, i, y, want, m * dim);
@@ -290,11 +319,14 @@ static void test_moe(const struct pk *p, uint32_t m, uint32_t n_experts, uint32_
                     double g = 0, u = 0;
                     for (uint32_t i = 0; i < dim; i++) {
                         g += (double)x[r * dim + i] * (double)w[((size_t)best * ffn + f) * dim + i];
-                        u += (double)x[r * dim + i] * (double)w[((size_t)(n_experts + best) * ffn + f) * dim + i];
+                        u += (double)x[r * dim + i] *
+                             (double)w[((size_t)(n_experts + best) * ffn + f) * dim + i];
                     }
-                    double h = act_ref(g, BT_K_SILU) * u * prob[best] / (normalize ? chosen : total);
+                    double h =
+                        act_ref(g, BT_K_SILU) * u * prob[best] / (normalize ? chosen : total);
                     for (uint32_t i = 0; i < dim; i++) {
-                        ref[r * dim + i] += h * (double)w[((size_t)(2 * n_experts + best) * dim + i) * ffn + f];
+                        ref[r * dim + i] +=
+                            h * (double)w[((size_t)(2 * n_experts + best) * dim + i) * ffn + f];
                     }
                 }
             }

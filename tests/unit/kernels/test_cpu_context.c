@@ -46,7 +46,8 @@ static void test_memory(void)
 
 static enum bt_status make_all(const void *data)
 {
-    struct bt_k_weight_desc d = {.dtype = BT_DTYPE_F32, .n_rows = 20, .n_cols = 10, .data = data, .for_gemm = true};
+    struct bt_k_weight_desc d = {
+        .dtype = BT_DTYPE_F32, .n_rows = 20, .n_cols = 10, .data = data, .for_gemm = true};
     struct bt_kctx *k = NULL;
     struct bt_kweight *w = NULL;
     enum bt_status st = bt_k_create_cpu(&(struct bt_k_opts){.n_threads = 2}, &k, NULL);
