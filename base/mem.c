@@ -79,24 +79,28 @@ void *bt_alloc_aligned(size_t align, size_t n)
     return counted(p);
 }
 
-char *bt_strndup(const char *s, size_t n)
+char *bt_memdup(const void *p, size_t n)
 {
-    size_t len = strnlen(s, n);
     size_t bytes;
-    if (!bt_add_size(len, 1, &bytes)) {
+    if (!bt_add_size(n, 1, &bytes)) {
         return NULL;
     }
-    char *p = bt_alloc(bytes);
-    if (p != NULL) {
-        memcpy(p, s, len);
-        p[len] = '\0';
+    char *copy = bt_alloc(bytes);
+    if (copy != NULL) {
+        memcpy(copy, p, n);
+        copy[n] = '\0';
     }
-    return p;
+    return copy;
+}
+
+char *bt_strndup(const char *s, size_t n)
+{
+    return bt_memdup(s, strnlen(s, n));
 }
 
 char *bt_strdup(const char *s)
 {
-    return bt_strndup(s, strlen(s));
+    return bt_memdup(s, strlen(s));
 }
 
 void bt_free(void *p)

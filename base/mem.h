@@ -16,7 +16,8 @@ void *bt_realloc(void *p, size_t n) BT_NODISCARD;        /* old block stays on f
 void *bt_alloc_aligned(size_t align,
                        size_t n) BT_NODISCARD; /* align: power of two; freed with bt_free */
 char *bt_strdup(const char *s) BT_NODISCARD;
-char *bt_strndup(const char *s, size_t n) BT_NODISCARD;
+char *bt_strndup(const char *s, size_t n) BT_NODISCARD; /* ends at a NUL inside s */
+char *bt_memdup(const void *p, size_t n) BT_NODISCARD;  /* all n bytes, and a NUL behind them */
 void bt_free(void *p);
 
 /* false on overflow; *out is then untouched. */

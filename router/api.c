@@ -94,7 +94,7 @@ bool bt_params_add_stop(struct bt_params *p, const char *s, size_t len, struct b
     if (!bt_utf8_valid(s, len, NULL)) {
         return bt_api_fail(e, BT_API_INVALID, "stop", "stop: not valid UTF-8");
     }
-    char *copy = bt_strndup(s, len);
+    char *copy = bt_memdup(s, len);
 
     if (copy == NULL) {
         return bt_api_fail(e, BT_API_INTERNAL, NULL, "out of memory");

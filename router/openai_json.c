@@ -91,7 +91,7 @@ char *bt_json_dup_string(const json_t *v, size_t *len)
     if (len != NULL) {
         *len = n;
     }
-    return bt_strndup(json_string_value(v), n);
+    return bt_memdup(json_string_value(v), n);
 }
 
 bool bt_json_parse_object(const char *body, size_t len, json_t **out, struct bt_api_err *e)

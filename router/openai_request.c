@@ -212,8 +212,9 @@ static bool get_request(const json_t *o, struct bt_openai_request *q, struct bt_
 {
     const json_t *model = bt_json_member(o, "model");
 
-    if (model != NULL && !json_is_string(model)) {
-        return bt_json_wrong_type("model", "a string", e);
+    if (model != NULL &&
+        (!json_is_string(model) || strlen(json_string_value(model)) != json_string_length(model))) {
+        return bt_json_wrong_type("model", "a string without NUL", e);
     }
     if (model != NULL && (q->model = bt_json_dup_string(model, NULL)) == NULL) {
         return bt_json_out_of_memory(e);

@@ -147,7 +147,7 @@ static enum bt_status read_keys(struct bt_router *r, const char *path, struct bt
 
         if (grown != NULL) {
             r->keys = grown;
-            r->keys[r->n_keys] = (struct bt_router_key){bt_strndup(line + from, n), n};
+            r->keys[r->n_keys] = (struct bt_router_key){bt_memdup(line + from, n), n};
         }
         if (grown == NULL || r->keys[r->n_keys++].key == NULL) {
             st = bt_err_set(err, BT_ERR_NOMEM, "out of memory");

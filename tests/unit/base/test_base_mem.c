@@ -1,6 +1,7 @@
 /* Heap, arena, buffer and status: limits, overflow, and what is left behind when memory runs out.
  */
 
+#include <string.h>
 #include "base/arena.h"
 #include "base/buf.h"
 #include "base/clock.h"
@@ -61,6 +62,9 @@ static void test_heap(void)
     bt_free(s);
     s = bt_strndup("hi", 100);
     CHECK_STR(s, "hi");
+    bt_free(s);
+    s = bt_memdup("a\0b", 3);
+    CHECK(memcmp(s, "a\0b", 4) == 0);
     bt_free(s);
     s = bt_strdup("");
     CHECK_STR(s, "");

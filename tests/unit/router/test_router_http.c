@@ -361,6 +361,19 @@ static void test_endpoints(void)
                        &body),
              200);
     CHECK_STR(body.data, "{\"tokens\":[2],\"count\":1}");
+    /* NUL is a character like others. */
+    CHECK_EQ(fake_post(&c, "/tokenize", "{\"prompt\":\"a\\u0000b\"}", &body), 200);
+    CHECK_STR(body.data, "{\"tokens\":[1,259,3,260],\"count\":4}");
+    CHECK_EQ(fake_post(
+                 &c, "/v1/completions",
+                 "{\"prompt\":\"a\\u0000b\",\"max_tokens\":0,\"echo\":true,\"stop\":\"b\\u0000c\"}",
+                 &body),
+             200);
+    CHECK(has("\"text\":\"a\\u0000b\""));
+    CHECK_EQ(
+        fake_post(&c, "/v1/completions", "{\"prompt\":\"a\",\"model\":\"fake\\u0000x\"}", &body),
+        400);
+    CHECK(has("model: must be a string without NUL"));
     CHECK_EQ(fake_post(&c, "/detokenize", "{\"tokens\":[259,260]}", &body), 200);
     CHECK(has("\"prompt\":\"ab\""));
     /* No node: a clear refusal, soon. */
