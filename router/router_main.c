@@ -44,7 +44,7 @@ struct config {
     {name, type, offsetof(struct config, field), dflt, min, max, NULL, arg, help}
 
 static const struct bt_opt options[] = {
-    ROW("listen", BT_OPT_STR, listen, "127.0.0.1:8080", 0, 0, "HOST:PORT",
+    ROW("listen", BT_OPT_STR, listen, "127.0.0.1:8000", 0, 0, "HOST:PORT",
         "Address for clients: gRPC and OpenAI-compatible HTTP on one port. Port 0 picks a free one "
         "and logs it."),
     ROW("sessions", BT_OPT_STR, sessions, "127.0.0.1:7001", 0, 0, "HOST:PORT",
