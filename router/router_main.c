@@ -107,7 +107,7 @@ static const struct bt_prog prog = {
                "places them on pairs of\n"
                "prefill and decode nodes, and streams the answers.",
     .epilogue = "Example:\n"
-                "  baton-router --model ./SmolLM2-135M-Instruct.gguf --listen 127.0.0.1:8080 "
+                "  baton-router --model ./SmolLM2-135M-Instruct.gguf --listen 127.0.0.1:8000 "
                 "--sessions 127.0.0.1:7001\n",
     .opts = options,
     .n_opts = sizeof options / sizeof options[0],
