@@ -109,13 +109,8 @@ static void abort_call(struct bt_grpc_call *c, enum bt_grpc_status st, const cha
         return;
     }
     bt_grpc_call_end_later(c, st, message);
-    if (bt_http_queued(s) > 0 && st == BT_GRPC_DEADLINE_EXCEEDED) {
-        bt_http_reset(
-            s,
-            BT_HTTP_CANCEL); /* a status behind what the client does not read would never arrive */
-    } else {
-        write_status(s, st, message, NULL, 0);
-    }
+    /* Behind what the client has not taken yet; one that takes nothing is cut by the write timeout. */
+    write_status(s, st, message, NULL, 0);
 }
 
 static void on_deadline(struct bt_timer *t, void *arg)
