@@ -214,6 +214,12 @@ static const struct endpoint *find_endpoint(const char *path)
     return NULL;
 }
 
+static bool method_fits(const struct endpoint *p, const char *method)
+{
+    return strcmp(method, p->method) == 0 ||
+           (strcmp(method, "HEAD") == 0 && strcmp(p->method, "GET") == 0);
+}
+
 static void reply_plain_error(struct bt_http_stream *s, int status, const char *text,
                               const char *allow)
 {
@@ -234,8 +240,9 @@ void bt_openai_on_request(struct bt_http_stream *s, const struct bt_http_request
 
     if (p == NULL) {
         reply_plain_error(s, 404, "no such path", NULL);
-    } else if (strcmp(req->method, p->method) != 0) {
-        reply_plain_error(s, 405, "method not allowed", p->method);
+    } else if (!method_fits(p, req->method)) {
+        reply_plain_error(s, 405, "method not allowed",
+                          strcmp(p->method, "GET") == 0 ? "GET, HEAD" : p->method);
     } else if (p->key && !bt_router_key_ok(r, bt_http_header_find(req->headers, req->n_headers,
                                                                   "authorization"))) {
         (void)bt_api_fail(&e, BT_API_UNAUTHENTICATED, NULL, "a missing or wrong API key");

@@ -61,6 +61,8 @@ void bt_router_stop(struct bt_router *r);
 void bt_router_pump(struct bt_router *r);
 /* The same, soon: for calls that must not call back. */
 void bt_router_kick(struct bt_router *r);
+/* Tells grpc.health.v1 whether requests can be served; once grpc is there, and after each change. */
+void bt_router_tell_health(struct bt_router *r);
 /* From here on new requests are refused. */
 void bt_router_drain(struct bt_router *r);
 /* Checks "Bearer KEY" (NULL: absent). Always true without keys. */

@@ -14,7 +14,7 @@
 
 #define TICK_NS (25 * BT_NS_PER_MS)
 
-static void tell_health(struct bt_router *r)
+void bt_router_tell_health(struct bt_router *r)
 {
     bool serving = !r->draining && bt_rt_core_ready(r->core);
 
@@ -45,7 +45,7 @@ static void carry_out(struct bt_router *r, const struct bt_rt_action *a)
         break;
     case BT_RT_READY:
         bt_log_info("router", a->ready ? "a pair can serve" : "no pair can serve");
-        tell_health(r);
+        bt_router_tell_health(r);
         break;
     case BT_RT_LOG:
         BT_LOG((enum bt_log_level)a->level, "router", NULL, "%s", a->text);
@@ -100,7 +100,6 @@ enum bt_status bt_router_start(struct bt_router *r, const struct bt_rt_opts *opt
     }
     bt_map_init(&r->by_request_id, true);
     r->sequences_max = opts->queue_max;
-    tell_health(r);
     bt_timer_start(r->loop, &r->tick, TICK_NS, on_tick, r);
     return BT_OK;
 }
@@ -121,7 +120,7 @@ void bt_router_stop(struct bt_router *r)
 void bt_router_drain(struct bt_router *r)
 {
     r->draining = true;
-    tell_health(r);
+    bt_router_tell_health(r);
 }
 
 /* In a time that does not depend on where the texts differ. */

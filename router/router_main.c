@@ -273,6 +273,7 @@ static enum bt_status start_front(struct program *p, struct bt_err *err)
         return st;
     }
     bt_grpc_server_attach(p->router.grpc, p->http);
+    bt_router_tell_health(&p->router);
     return BT_OK;
 }
 
