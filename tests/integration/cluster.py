@@ -79,10 +79,11 @@ class Cluster:
     """A router, P prefill and D decode nodes. Options: lists of arguments for each role."""
 
     def __init__(self, model, prefill=1, decode=1, node=(), prefill_opts=(), decode_opts=(), router_opts=(),
-                 kv_bytes="64MiB", threads=1, bin_dir=None, wait=True):
+                 kv_bytes="64MiB", threads=1, key=None, wait=True):
         self.dir = tempfile.mkdtemp(prefix="baton-test-")
         self.model = model
-        self.bin = bin_dir or BIN
+        self.bin = BIN
+        self.headers = {"authorization": f"Bearer {key}"} if key else {}
         self.node_opts = ["--kv-bytes", kv_bytes, "--threads", str(threads), *node]
         self.prefill_opts = list(prefill_opts)
         self.decode_opts = list(decode_opts)
@@ -139,7 +140,7 @@ class Cluster:
     def http(self, path, body=None, headers=None, timeout=60):
         """(status, headers, bytes)"""
         data = None if body is None else json.dumps(body).encode()
-        req = urllib.request.Request(self.url + path, data, {"content-type": "application/json", **(headers or {})})
+        req = urllib.request.Request(self.url + path, data, {"content-type": "application/json", **self.headers, **(headers or {})})
         try:
             with urllib.request.urlopen(req, timeout=timeout * SLOW) as r:
                 return r.status, dict(r.headers), r.read()
@@ -178,10 +179,19 @@ class Cluster:
         return int(self.metric_sum("baton_kv_pages", state=state))
 
     def wait_idle(self, seconds=10):
-        """Every page free or cached, nothing running."""
+        """Every page free or cached, nothing running or waiting; load reports are at most 250 ms old."""
+        since = None
+
         def idle():
-            return (self.pages("leased") == 0 and self.pages("quarantined") == 0
-                    and self.metric_sum("baton_requests_running") == 0)
+            nonlocal since
+            busy = (self.pages("leased") + self.pages("quarantined") + self.metric_sum("baton_requests_running")
+                    + self.metric_sum("baton_requests_waiting") + self.metric_sum("baton_node_waiting")
+                    + self.metric_sum("baton_node_running"))
+            if busy:
+                since = None
+            elif since is None:
+                since = time.monotonic()
+            return since is not None and time.monotonic() - since > 0.35
 
         wait_until("the pools to be free again", idle, seconds)
 
@@ -264,9 +274,39 @@ def parallel(jobs):
 
 
 def tiny(name):
-    """A committed model fixture, or None."""
+    """A committed model fixture."""
     path = os.path.join(GOLDEN, name)
-    return path if os.path.isdir(path) else None
+    assert os.path.isdir(path), f"{path} is missing"
+    return path
+
+
+def shared_models():
+    """Model folders beside the repository, where there are any: {name: path}."""
+    folder = os.path.join(SHARED, "models")
+    if not os.path.isdir(folder):
+        return {}
+    return {n: os.path.join(folder, n) for n in sorted(os.listdir(folder))
+            if os.path.exists(os.path.join(folder, n, "config.json"))}
+
+
+def longer(path, context, into):
+    """A copy of a fixture whose context is longer: rotary positions have no limit of their own."""
+    copy = os.path.join(into, os.path.basename(path))
+    shutil.copytree(path, copy)
+    config = os.path.join(copy, "config.json")
+    with open(config, encoding="utf-8") as f:
+        values = json.load(f)
+    values["max_position_embeddings"] = context
+    with open(config, "w", encoding="utf-8") as f:
+        json.dump(values, f)
+    return copy
+
+
+def isas():
+    """The instruction sets of this machine's CPU that the daemons know."""
+    with open("/proc/cpuinfo", encoding="utf-8") as f:
+        flags = set(re.search(r"^flags\s*:(.*)$", f.read() + "\nflags :", re.M).group(1).split())
+    return ["plain"] + ["avx2"] * ({"avx2", "fma"} <= flags) + ["avx512"] * ({"avx512f", "avx512bw", "avx512vl"} <= flags)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,14 @@
+"""Fixtures of the integration suites: clusters shared by the tests of one file, checked for leaks at the end."""
+
+import pytest
+
+from cluster import Cluster, tiny
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """One prefill and one decode node; afterwards nothing may be left, and no warning in any log."""
+    with Cluster(tiny("llama")) as c:
+        yield c
+        c.wait_idle()
+        c.check_logs()

@@ -1,0 +1,267 @@
+"""The baton command: up, complete, chat in a terminal, status."""
+
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import time
+
+import pytest
+
+from cluster import BIN, SLOW, tiny, wait_until
+
+BATON = os.path.join(BIN, "baton")
+
+
+class Up:
+    """`baton up` as a user starts it; everything it prints is kept."""
+
+    def __init__(self, *args, tmp_path):
+        self.out = open(os.path.join(tmp_path, f"up-{time.monotonic_ns()}.log"), "w+b")
+        self.proc = subprocess.Popen([BATON, "up", *([] if "--model" in args else ["--model", tiny("llama")]),
+                                      "--listen", "127.0.0.1:0", *args],
+                                     stdin=subprocess.DEVNULL, stdout=self.out, stderr=subprocess.STDOUT, start_new_session=True)
+
+    def text(self):
+        with open(self.out.name, encoding="utf-8", errors="replace") as f:
+            return f.read()
+
+    def find(self, pattern, seconds=30):
+        return wait_until(f"{pattern!r} from baton up:\n{self.text()}", lambda: re.search(pattern, self.text()), seconds)
+
+    def children(self):
+        with open(f"/proc/{self.proc.pid}/task/{self.proc.pid}/children", encoding="ascii") as f:
+            pids = [int(p) for p in f.read().split()]
+        return {p: open(f"/proc/{p}/cmdline", encoding="utf-8").read().split("\0")[:-1] for p in pids}
+
+    def __enter__(self):
+        self.address = self.find(r"ready\S* on http://(\S+):? ", 60).group(1).rstrip(":")
+        wait_until("the cluster to serve", lambda: run("status", "--server", self.address).stdout.count("ready") >= 2, 60)
+        return self
+
+    def __exit__(self, *_):
+        if self.proc.poll() is None:
+            self.proc.send_signal(signal.SIGINT)
+            try:
+                self.proc.wait(40 * SLOW)
+            except subprocess.TimeoutExpired:
+                self.proc.kill()
+        self.out.close()
+
+
+def run(*args, stdin=None, **kw):
+    return subprocess.run([BATON, *args], input=stdin, capture_output=True, text=True, timeout=60 * SLOW, check=False, **kw)
+
+
+def gone(pid):
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8") as f:
+            return f.read().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory):
+    with Up("--prefill", "2", "--decode", "1", tmp_path=tmp_path_factory.mktemp("up")) as u:
+        yield u
+
+
+def test_complete(up):
+    r = run("complete", "--server", up.address, "--max-tokens", "6", "--temperature", "0", "--timings", "The relay", "begins")
+    assert r.returncode == 0 and r.stdout.strip(), r.stderr
+    assert "prefill" in r.stderr and "transfer" in r.stderr
+    again = run("complete", "--server", up.address, "--max-tokens", "6", "--temperature", "0", stdin="The relay begins")
+    assert again.stdout == r.stdout
+
+
+def test_complete_errors(up):
+    r = run("complete", "--server", up.address, "--top-p", "7", "a")
+    assert r.returncode != 0 and re.search("top.p", r.stderr)
+    r = run("complete", "--server", "127.0.0.1:1", "a")
+    assert r.returncode == 1 and "127.0.0.1:1" in r.stderr
+    assert run("complete", "--server", up.address, stdin="").returncode == 2
+
+
+def test_status(up):
+    r = run("status", "--server", up.address)
+    assert r.returncode == 0
+    for word in ("prefill-0", "prefill-1", "decode-0", "ready"):
+        assert word in r.stdout, r.stdout
+    assert "\x1b" not in r.stdout, "no colours outside a terminal"
+
+
+class Terminal:
+    """A program on a pseudo terminal."""
+
+    def __init__(self, *args):
+        self.pid, self.fd = pty.fork()
+        if self.pid == 0:
+            os.execv(BATON, [BATON, *args])
+        self.seen = ""
+
+    def read(self, seconds):
+        if select.select([self.fd], [], [], seconds)[0]:
+            try:
+                self.seen += os.read(self.fd, 65536).decode(errors="replace")
+            except OSError:
+                return False
+        return True
+
+    def expect(self, pattern, seconds=30):
+        end = time.monotonic() + seconds * SLOW
+        while True:
+            m = re.search(pattern, self.seen)
+            if m:
+                self.seen = self.seen[m.end():]
+                return m
+            assert time.monotonic() < end and self.read(0.1), f"no {pattern!r} in {self.seen!r}"
+
+    def send(self, text):
+        os.write(self.fd, text.encode())
+
+    def wait(self, seconds=20):
+        end = time.monotonic() + seconds * SLOW
+        while time.monotonic() < end:
+            self.read(0.05)
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                os.close(self.fd)
+                return os.waitstatus_to_exitcode(status)
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        raise AssertionError(f"it does not end: {self.seen!r}")
+
+
+def test_chat(up):
+    prompt = r"> (\x1b\[0?m)?$"
+    t = Terminal("chat", "--server", up.address, "--temperature", "0", "--max-tokens", "8", "--timings")
+    t.expect(prompt)
+    t.send("Who runs first?\n")
+    sizes = []
+    for question in ("And then?", "And then?", "/clear\nAnd then?"):
+        sizes.append(int(t.expect(r"tokens (\d+) prompt").group(1)))
+        t.expect(prompt)
+        t.send(question + "\n")
+    sizes.append(int(t.expect(r"tokens (\d+) prompt").group(1)))
+    t.expect(prompt)
+    assert sizes[0] < sizes[1] < sizes[2], "the history is sent again"
+    assert sizes[3] < sizes[1], "/clear forgets it"
+    t.send("\x04")
+    assert t.wait() == 0
+
+
+def test_chat_ctrl_c_stops_the_answer_only(tmp_path):
+    prompt = r"> (\x1b\[0?m)?$"
+    with Up("--model", tiny("tiny-long"), tmp_path=tmp_path) as up:
+        t = Terminal("chat", "--server", up.address, "--temperature", "1", "--max-tokens", "30000", "--ignore-eos")
+        t.expect(prompt)
+        for _ in range(2):
+            t.send("Go on\n")
+            t.expect(r"(?s)Go on\r\n.{50}")
+            t.send("\x03")
+            t.expect(r"stopped")
+            t.expect(prompt)
+        t.send("\x03")
+        t.expect(r"/exit")
+        t.send("/exit\n")
+        assert t.wait() == 0
+
+
+def test_complete_ctrl_c(tmp_path):
+    with Up("--model", tiny("tiny-long"), tmp_path=tmp_path) as up:
+        p = subprocess.Popen([BATON, "complete", "--server", up.address, "--max-tokens", "60000", "--ignore-eos", "a"],
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        p.stdout.read(20)
+        p.send_signal(signal.SIGINT)
+        p.communicate(timeout=30 * SLOW)
+        assert p.returncode == 130
+
+
+def test_unknown_options_exit_2():
+    for args in (["--no-such"], ["complete", "--no-such", "a"], ["up", "--model", tiny("llama"), "--no-such", "1"], ["nothing"]):
+        r = run(*args)
+        assert r.returncode == 2 and args[-1] in r.stderr + r.stdout or "no-such" in r.stderr + r.stdout, (args, r)
+        assert r.returncode == 2, (args, r)
+    for program in ("baton-router", "baton-prefilld", "baton-decoded"):
+        r = subprocess.run([os.path.join(BIN, program), "--no-such", "1"], capture_output=True, text=True, timeout=30, check=False)
+        assert r.returncode == 2 and "no-such" in r.stderr
+        r = subprocess.run([os.path.join(BIN, program), "--threads" if program != "baton-router" else "--queue-max", "99999999999"],
+                           capture_output=True, text=True, timeout=30, check=False)
+        assert r.returncode == 2 and ("threads" in r.stderr or "queue-max" in r.stderr)
+
+
+def test_help_and_version():
+    for program in ("baton", "baton-router", "baton-prefilld", "baton-decoded"):
+        path = os.path.join(BIN, program)
+        r = subprocess.run([path, "--help"], capture_output=True, text=True, timeout=30, check=False)
+        assert r.returncode == 0 and "Usage" in r.stdout or "usage" in r.stdout.lower()
+        r = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=30, check=False)
+        assert r.returncode == 0 and re.search(r"\d+\.\d+", r.stdout)
+    for command in ("up", "complete", "chat", "status"):
+        assert run(command, "--help").returncode == 0
+
+
+def test_config_file_and_environment(tmp_path):
+    config = tmp_path / "decoded.conf"
+    config.write_text("max-batch = 7\npage-tokens = 32\n", encoding="utf-8")
+    r = subprocess.run([os.path.join(BIN, "baton-decoded"), "--config", str(config), "--page-tokens", "8", "--dump-config"],
+                       capture_output=True, text=True, timeout=30, check=False, env=dict(os.environ, BATON_MAX_BATCH="9"))
+    assert r.returncode == 0, r.stderr
+    assert re.search(r"max-batch\W+9\b", r.stdout) and re.search(r"page-tokens\W+8\b", r.stdout)
+
+
+def test_sigint_stops_all_children(tmp_path):
+    with Up(tmp_path=tmp_path) as u:
+        children = u.children()
+        assert sorted(os.path.basename(c[0]) for c in children.values()) == ["baton-decoded", "baton-prefilld", "baton-router"]
+        u.proc.send_signal(signal.SIGINT)
+        assert u.proc.wait(40 * SLOW) in (0, 130)
+        wait_until("the children to end", lambda: all(map(gone, children)), 10)
+
+
+def test_children_die_with_it(tmp_path):
+    with Up(tmp_path=tmp_path) as u:
+        children = u.children()
+        u.proc.kill()
+        u.proc.wait()
+        wait_until("the children to end", lambda: all(map(gone, children)), 40)
+
+
+def test_one_childs_death_is_reported_and_stops_nothing(tmp_path):
+    with Up("--prefill", "2", tmp_path=tmp_path) as u:
+        victim = next(p for p, c in u.children().items() if "prefill-1" in c)
+        os.kill(victim, signal.SIGKILL)
+        u.find(r"prefill-1.*(killed|signal|ended|died)")
+        assert u.proc.poll() is None and len(u.children()) == 3
+        assert run("complete", "--server", u.address, "--max-tokens", "3", "a").returncode == 0
+
+
+def test_options_pass_through(tmp_path):
+    with Up("--prefill-chunk-tokens", "32", "--decode-max-batch=5", "--page-tokens", "32", "--model-name", "mine", "--prefill-threads", "1",
+            tmp_path=tmp_path) as u:
+        by_program = {os.path.basename(c[0]): c for c in u.children().values()}
+        prefill, decode, router = (by_program[p] for p in ("baton-prefilld", "baton-decoded", "baton-router"))
+        assert prefill[prefill.index("--chunk-tokens") + 1] == "32" and "--chunk-tokens" not in decode
+        assert prefill[prefill.index("--threads") + 1] == "1" and prefill.count("--threads") == 1
+        assert "--max-batch=5" in decode and not any("max-batch" in a for a in prefill)
+        assert "--page-tokens" in prefill and "--page-tokens" in decode and "--page-tokens" not in router
+        assert router[router.index("--model-name") + 1] == "mine"
+        assert run("complete", "--server", u.address, "--max-tokens", "3", "a").returncode == 0
+
+
+def test_a_bad_passed_option_is_named(tmp_path):
+    out = run("up", "--model", tiny("llama"), "--listen", "127.0.0.1:0", "--prefill-page-tokens", "0")
+    assert out.returncode != 0 and "page-tokens" in out.stderr + out.stdout, out
+
+
+def test_model_that_is_not_there():
+    out = run("up", "--model", "/no/such/model", "--listen", "127.0.0.1:0")
+    assert out.returncode != 0 and "/no/such/model" in out.stderr + out.stdout
+
+
+def test_port_in_use(up):
+    out = run("up", "--model", tiny("llama"), "--listen", up.address)
+    assert out.returncode != 0 and up.address.rsplit(":", 1)[1] in out.stderr + out.stdout, out
