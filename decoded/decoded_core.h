@@ -5,10 +5,11 @@
  * argument. No I/O, no clock, no thread. The daemon and the simulation run the same code.
  *
  * Life of a job (one ticket):
- *   WAITING -- started from P --> LEASING -- pages leased --> LANDING -- full and handed off -->
- * RUNNING -- finish --> ENDING LANDING has a grant at P and an open landing in the transfer room.
- * ENDING waits until the landing is closed (no receive into its pages is in flight: quarantine),
- * then releases the pages. A `started` that comes before its submit is parked. */
+ *   WAITING -- started from P --> LEASING -- pages leased --> LANDING
+ *           -- full and handed off --> RUNNING -- finish --> ENDING --> gone
+ * LANDING has a grant at P and an open landing in the transfer room. ENDING waits until the landing
+ * is closed (no receive into its pages is in flight: quarantine), then releases the pages. Any
+ * state may end early. A `started` that comes before its submit is parked. */
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -7,10 +7,10 @@
  * stale id is BT_ERR_NOT_FOUND, never another sequence.
  *
  * A prefill node:  bt_engine_submit → step … (on_started, on_pages per layer, on_token 0) →
- * sequence is HELD, its pages stay → bt_engine_release. A decode node:   bt_engine_land (pages
- * leased for the prompt, filled from outside) → bt_engine_start → step … (on_token, 1 …) → finished
- * → bt_engine_release. Both roles:      bt_engine_submit with hold = false decodes on after token
- * 0. */
+ *                  the sequence is held, its pages stay → bt_engine_release.
+ * A decode node:   bt_engine_land (pages leased for the prompt, filled from outside) →
+ *                  bt_engine_start → step … (on_token 1, 2 …) → finished → bt_engine_release.
+ * Both roles:      bt_engine_submit with hold = false decodes on after token 0. */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -100,10 +100,9 @@ struct bt_engine_hooks {
                               const struct bt_sampled *s); /* pos >= 1 */
     void (*on_preempted)(void *arg,
                          bt_seq_id seq); /* out of pages: its pages are gone, the id too */
-    /* Between layers: true if something waits in the inbox that may cancel (then the engine asks
-     * poll_cancelled). */
-    bool (*step_interrupted)(
-        void *arg); /* true: abandon the pass if every sequence in it was cancelled; may be NULL */
+    /* Between layers; may be NULL. true: something was cancelled (bt_engine_cancel may be called
+     * from here), the pass is abandoned if every sequence in it was. */
+    bool (*step_interrupted)(void *arg);
 };
 
 enum bt_status bt_engine_create(const struct bt_engine_opts *opts, struct bt_engine **out,

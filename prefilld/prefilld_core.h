@@ -26,8 +26,8 @@ struct bt_pf_opts {
     uint32_t n_layers[BT_CONTROL_GROUPS_MAX]; /* layers of each group */
     uint32_t window[BT_CONTROL_GROUPS_MAX];   /* of each group; 0: full attention */
     uint32_t page_tokens;
-    uint64_t
-        reconnect_ns; /* first pause before a peer is dialled again; doubles up to 16 times that */
+    /* First pause before a peer is dialled again; doubles up to 16 times that. */
+    uint64_t reconnect_ns;
     uint64_t unreachable_ns; /* a started prompt waits so long for its peer's connection */
     uint64_t grant_ns;       /* a computed prompt waits so long for its grant, then for done; each
                                 push that ends starts it anew */
@@ -37,10 +37,10 @@ enum bt_pf_action_kind {
     BT_PF_ENGINE_SUBMIT,  /* job, submit */
     BT_PF_ENGINE_CANCEL,  /* job */
     BT_PF_ENGINE_RELEASE, /* job: its pages are free after this */
-    BT_PF_PUSH, /* job, ticket, generation, peer, push: one layer's pages; answered by on_pushed,
-                   once */
-    BT_PF_PUSH_CANCEL, /* ticket */
-    BT_PF_CONTROL,     /* peer, control */
+    BT_PF_PUSH,           /* job, ticket, generation, peer, push: one layer's pages; answered by
+                             on_pushed, once */
+    BT_PF_PUSH_CANCEL,    /* ticket */
+    BT_PF_CONTROL,        /* peer, control */
     BT_PF_CONNECT,     /* instance, address; answered by on_connecting or on_connect_failed */
     BT_PF_DISCONNECT,  /* peer */
     BT_PF_OUTPUT,      /* router, output */

@@ -5,9 +5,12 @@
  * argument. No I/O, no clock, no thread. The router and the simulation run the same code.
  *
  * A *sequence* is one choice of one prompt. It runs as a series of *attempts*, each with its own
- * ticket on one pair: WAITING -- a pair is free --> RUNNING -- finish, failure, cancel --> OVER ^
- * | refused, lost, preempted: again, with the tokens so far forced
- *      +----------------------------+
+ * ticket on one pair:
+ *
+ *   WAITING -- a pair is free --> RUNNING -- finish, failure, cancel --> OVER
+ *      ^                             |
+ *      +-----------------------------+ refused, lost, preempted: again, the tokens so far forced
+ *
  * Tokens are taken by index, first copy wins: from the prefill leg, the decode leg, any later
  * attempt.
  *

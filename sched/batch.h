@@ -11,16 +11,16 @@
  *
  * Rules:
  *  - Every running sequence decodes one token in every step, at most max_batch of them; more wait
- * in READY, oldest first.
+ *    in READY, oldest first.
  *  - A prompt starts computing only when the pages of all its tokens (and of one more, unless it is
- * held afterwards) can be leased, with one page left over for each decoding sequence. So a started
- * prompt always completes.
+ *    held afterwards) can be leased, with one page left over for each decoding sequence. So a
+ *    started prompt always completes.
  *  - The oldest prompt gets at least half of chunk_tokens in every step; the rest goes to those
- * with the fewest tokens left, and what remains to the oldest. While the oldest waits for pages, at
- * most BATCH_OVERTAKE_MAX younger ones may start before it.
+ *    with the fewest tokens left, and what remains to the oldest. While the oldest waits for pages,
+ *    at most BATCH_OVERTAKE_MAX younger ones may start before it.
  *  - A decoding sequence leases a page at a page boundary. None left: the newest sequence that
- * decodes (or is READY) is preempted (one that outgrows the whole pool: itself): forgotten, its
- * pages freed. Prompts, held and landing sequences never are.
+ *    decodes (or is READY) is preempted (one that outgrows the whole pool: itself): forgotten, its
+ *    pages freed. Prompts, held and landing sequences never are.
  *  - In a group with a window, pages that no later token can see are freed after each step.
  *  - A cancelled sequence keeps its pages and takes no part in any step; remove it. */
 

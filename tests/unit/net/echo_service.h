@@ -2,12 +2,17 @@
 #define BT_TESTS_ECHO_SERVICE_H
 
 /* HTTP paths and the gRPC service baton.test.Echo that the tests of net/ talk to. Messages are
- * plain bytes. HTTP  POST /echo  answers the body          GET /chunks?n=N  N server-sent events
- *         GET /flood  64 MiB in 64 KiB pieces, minding the queue; else "hello\n"
- *   gRPC  Unary   echoes                        Count  text N: messages "0" … N-1, then OK
- *         Chat    echoes each message           Fail   text N: status N, message "müde 100%", retry
- * after 1.5 s Hang    never answers                 Flood  64 MiB in 64 KiB messages, minding the
- * queue */
+ * plain bytes.
+ *   HTTP  POST /echo      answers the body
+ *         GET /chunks?n=N N server-sent events
+ *         GET /flood      64 MiB in 64 KiB pieces, minding the queue
+ *         else            "hello\n"
+ *   gRPC  Unary   echoes
+ *         Chat    echoes each message
+ *         Count   text N: messages "0" … N-1, then OK
+ *         Fail    text N: status N, message "müde 100%", retry after 1.5 s
+ *         Flood   64 MiB in 64 KiB messages, minding the queue
+ *         Hang    never answers */
 
 #include <stdbool.h>
 #include <stddef.h>
