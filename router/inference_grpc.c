@@ -185,14 +185,16 @@ static size_t on_piece(void *user, struct bt_gen *g, const struct bt_gen_piece *
 static void on_end(void *user, struct bt_gen *g, const struct bt_api_err *e)
 {
     struct rpc *c = user;
+    const char *trace = bt_grpc_metadata(c->call, "traceparent");
     struct bt_http_header h[] = {{"x-baton-prefill", bt_gen_prefill_name(g)},
-                                 {"x-baton-decode", bt_gen_decode_name(g)}};
+                                 {"x-baton-decode", bt_gen_decode_name(g)},
+                                 {"traceparent", trace}};
 
     c->gen = NULL;
     if (e != NULL) {
         fail(c->call, e);
     } else {
-        bt_grpc_finish(c->call, BT_GRPC_OK, NULL, h, 2);
+        bt_grpc_finish(c->call, BT_GRPC_OK, NULL, h, trace != NULL ? 3 : 2);
     }
 }
 
@@ -413,9 +415,7 @@ static void go_on(void *arg)
         bt_router_count_refusal(c->r, &c->err);
         fail(c->call, &c->err);
     }
-    if (c->gen == NULL) {
-        bt_arena_reset(&c->arena);
-    }
+    bt_arena_reset(&c->arena); /* what goes on was copied */
 }
 
 static void on_message(struct bt_grpc_call *call, void *user, const uint8_t *data, size_t len)

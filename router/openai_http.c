@@ -14,17 +14,32 @@
 
 /* ---- answers ---- */
 
+/* What the client sent to find its answer again; returns how many. */
+static size_t echo_headers(struct bt_http_stream *s, struct bt_http_header h[2])
+{
+    static const char *const names[] = {"x-request-id", "traceparent"};
+    const struct bt_http_request *req = bt_http_stream_request(s);
+    size_t n = 0;
+
+    for (unsigned i = 0; i < 2; i++) {
+        const char *v = bt_http_header_find(req->headers, req->n_headers, names[i]);
+
+        if (v != NULL) {
+            h[n++] = (struct bt_http_header){names[i], v};
+        }
+    }
+    return n;
+}
+
 static void reply_buf(struct bt_http_stream *s, int status, const char *type, struct bt_buf *b)
 {
-    const struct bt_http_request *req = bt_http_stream_request(s);
-    const char *id = bt_http_header_find(req->headers, req->n_headers, "x-request-id");
-    struct bt_http_header extra = {"x-request-id", id};
+    struct bt_http_header h[2];
 
     if (b->failed) {
         bt_http_reset(s, BT_HTTP_INTERNAL);
     } else {
-        bt_http_reply(s, status, type, b->data != NULL ? b->data : "", b->len, &extra,
-                      id != NULL ? 1 : 0);
+        bt_http_reply(s, status, type, b->data != NULL ? b->data : "", b->len, h,
+                      echo_headers(s, h));
     }
     bt_buf_fini(b);
 }
@@ -164,6 +179,7 @@ static void percent_decode(const char *s, char *out, size_t cap)
 static void get_model(struct bt_router *r, struct bt_http_stream *s)
 {
     char name[512];
+    struct bt_http_header h[2];
     struct bt_api_err e = {0};
     struct bt_buf b = {0};
 
@@ -171,7 +187,7 @@ static void get_model(struct bt_router *r, struct bt_http_stream *s)
     if (strcmp(name, r->model_name) != 0) {
         (void)bt_api_fail(&e, BT_API_NOT_FOUND, "model", "model \"%.200s\" is not served here",
                           name);
-        bt_openai_reply_error(s, &e, NULL, 0);
+        bt_openai_reply_error(s, &e, h, echo_headers(s, h));
         return;
     }
     put_model(r, &b);
@@ -223,12 +239,16 @@ static bool method_fits(const struct endpoint *p, const char *method)
 static void reply_plain_error(struct bt_http_stream *s, int status, const char *text,
                               const char *allow)
 {
-    struct bt_http_header h = {"allow", allow};
+    struct bt_http_header h[3];
     struct bt_buf b = {0};
     const char *type = JSON;
+    size_t n = echo_headers(s, h);
 
+    if (allow != NULL) {
+        h[n++] = (struct bt_http_header){"allow", allow};
+    }
     bt_openai_error_body(status, text, &b, &type, NULL);
-    bt_http_reply(s, status, type, b.data != NULL ? b.data : "", b.len, &h, allow != NULL ? 1 : 0);
+    bt_http_reply(s, status, type, b.data != NULL ? b.data : "", b.len, h, n);
     bt_buf_fini(&b);
 }
 
@@ -236,6 +256,7 @@ void bt_openai_on_request(struct bt_http_stream *s, const struct bt_http_request
 {
     struct bt_router *r = arg;
     const struct endpoint *p = find_endpoint(req->path);
+    struct bt_http_header h[2];
     struct bt_api_err e = {0};
 
     if (p == NULL) {
@@ -247,7 +268,7 @@ void bt_openai_on_request(struct bt_http_stream *s, const struct bt_http_request
                                                                   "authorization"))) {
         (void)bt_api_fail(&e, BT_API_UNAUTHENTICATED, NULL, "a missing or wrong API key");
         bt_router_count_refusal(r, &e);
-        bt_openai_reply_error(s, &e, NULL, 0);
+        bt_openai_reply_error(s, &e, h, echo_headers(s, h));
     } else if (p->get != NULL) {
         p->get(r, s);
     } else {

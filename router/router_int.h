@@ -65,6 +65,14 @@ void bt_router_kick(struct bt_router *r);
 void bt_router_tell_health(struct bt_router *r);
 /* From here on new requests are refused. */
 void bt_router_drain(struct bt_router *r);
+/* ---- router_keys.c ---- */
+
+/* One key a line, what follows a blank is its name; empty lines and such that begin with # are
+ * skipped. BT_ERR_IO, BT_ERR_INVALID (no key, a line or file too long), BT_ERR_NOMEM; err names the
+ * file. At start; blocks. */
+enum bt_status bt_router_keys_load(struct bt_router *r, const char *path,
+                                   struct bt_err *err) BT_NODISCARD;
+void bt_router_keys_free(struct bt_router *r);
 /* Checks "Bearer KEY" (NULL: absent). Always true without keys. */
 bool bt_router_key_ok(const struct bt_router *r, const char *authorization);
 /* Model, draining. */

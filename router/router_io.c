@@ -1,5 +1,5 @@
 /* Between the core and the rest of the router: carries out its actions, gives it time, and answers what both front ends
- * ask (keys, model, draining). Decides nothing. */
+ * ask (model, draining). Decides nothing. */
 
 #include <stdio.h>
 #include <string.h>
@@ -121,33 +121,6 @@ void bt_router_drain(struct bt_router *r)
 {
     r->draining = true;
     bt_router_tell_health(r);
-}
-
-/* In a time that does not depend on where the texts differ. */
-static bool key_equal(const struct bt_router_key *k, const char *s, size_t len)
-{
-    unsigned char diff = k->len != len;
-
-    for (size_t i = 0; i < k->len; i++) {
-        diff |= (unsigned char)(k->key[i] ^ (i < len ? s[i] : 0));
-    }
-    return diff == 0;
-}
-
-bool bt_router_key_ok(const struct bt_router *r, const char *authorization)
-{
-    bool ok = r->n_keys == 0;
-
-    if (ok || authorization == NULL || strncasecmp(authorization, "bearer ", 7) != 0) {
-        return ok;
-    }
-    const char *key = authorization + 7 + strspn(authorization + 7, " ");
-    size_t len = strlen(key);
-
-    for (size_t i = 0; i < r->n_keys; i++) {
-        ok |= key_equal(&r->keys[i], key, len);
-    }
-    return ok;
 }
 
 bool bt_router_admit(const struct bt_router *r, const char *model, struct bt_api_err *e)

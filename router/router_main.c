@@ -22,7 +22,6 @@
 #include "router/router_model.h"
 #include "router/session_io.h"
 
-#define KEY_FILE_MAX    ((size_t)1 << 20)
 #define GRPC_BYTES_MAX  ((size_t)32 << 20)
 #define DRAIN_POLL_NS   (20 * BT_NS_PER_MS)
 #define DRAIN_LINGER_NS (BT_NS_PER_S / 2) /* idle clients may read the goodbye so long */
@@ -123,54 +122,6 @@ struct program {
     uint64_t drain_end, linger_end;
     bool http_draining;
 };
-
-/* ---- keys ---- */
-
-static enum bt_status read_keys(struct bt_router *r, const char *path, struct bt_err *err)
-{
-    char line[4096];
-    FILE *f = fopen(path, "re");
-
-    if (f == NULL) {
-        return bt_err_set(err, BT_ERR_IO, "--api-key-file %s: %s", path, strerror(errno));
-    }
-    enum bt_status st = BT_OK;
-
-    for (size_t total = 0; st == BT_OK && fgets(line, sizeof line, f) != NULL;) {
-        size_t from = strspn(line, " \t"), n = strcspn(line + from, " \t\r\n");
-
-        total += strlen(line);
-        if (n == 0 || line[from] == '#') {
-            continue;
-        }
-        struct bt_router_key *grown = bt_realloc(r->keys, (r->n_keys + 1) * sizeof *grown);
-
-        if (grown != NULL) {
-            r->keys = grown;
-            r->keys[r->n_keys] = (struct bt_router_key){bt_memdup(line + from, n), n};
-        }
-        if (grown == NULL || r->keys[r->n_keys++].key == NULL) {
-            st = bt_err_set(err, BT_ERR_NOMEM, "out of memory");
-        } else if (total > KEY_FILE_MAX) {
-            st = bt_err_set(err, BT_ERR_INVALID, "--api-key-file %s: longer than 1 MiB", path);
-        }
-    }
-    (void)fclose(f);
-    if (st == BT_OK && r->n_keys == 0) {
-        st = bt_err_set(err, BT_ERR_INVALID, "--api-key-file %s: holds no key", path);
-    }
-    return st;
-}
-
-static void free_keys(struct bt_router *r)
-{
-    for (size_t i = 0; i < r->n_keys; i++) {
-        bt_free(r->keys[i].key);
-    }
-    bt_free(r->keys);
-    r->keys = NULL;
-    r->n_keys = 0;
-}
 
 /* ---- draining ---- */
 
@@ -313,7 +264,7 @@ static enum bt_status start(struct program *p, struct bt_err *err)
     enum bt_status st = check_config(p, err);
 
     if (st == BT_OK && p->cfg.api_key_file != NULL) {
-        st = read_keys(&p->router, p->cfg.api_key_file, err);
+        st = bt_router_keys_load(&p->router, p->cfg.api_key_file, err);
     }
     if (st == BT_OK) {
         st = bt_router_model_load(p->cfg.model, &p->model, err);
@@ -356,7 +307,7 @@ static void stop(struct program *p)
         bt_net_loop_destroy(r->loop);
     }
     bt_router_model_fini(&p->model);
-    free_keys(r);
+    bt_router_keys_free(r);
     bt_opt_free(&prog, &p->cfg);
 }
 

@@ -19,6 +19,7 @@ struct result {
     bool usage_last;
     struct bt_inf_usage usage;
     struct bt_inf_timings timings;
+    char trailers[128];
     struct bt_buf raw; /* last message, for the other methods */
 };
 
@@ -60,6 +61,14 @@ static void on_close(struct bt_grpc_call *call, void *user, const struct bt_grpc
     r->status = end->status;
     snprintf(r->message, sizeof r->message, "%s", end->message);
     snprintf(r->retry, sizeof r->retry, "%s", retry != NULL ? retry : "");
+    const char *names[] = {"x-baton-prefill", "x-baton-decode", "traceparent"};
+
+    for (unsigned i = 0; i < 3; i++) {
+        const char *v = bt_http_header_find(end->trailers, end->n_trailers, names[i]);
+
+        snprintf(r->trailers + strlen(r->trailers), sizeof r->trailers - strlen(r->trailers), "%s,",
+                 v != NULL ? v : "");
+    }
 }
 
 static const struct bt_grpc_events events = {.on_message = on_message, .on_close = on_close};
@@ -67,9 +76,9 @@ static const struct bt_grpc_events events = {.on_message = on_message, .on_close
 static struct bt_grpc_call *start(struct result *r, const char *path, const struct bt_buf *request,
                                   uint64_t timeout_ns, const char *key)
 {
-    struct bt_http_header h = {"authorization", key};
+    struct bt_http_header h[] = {{"traceparent", "00-aa-bb-01"}, {"authorization", key}};
     struct bt_grpc_start s = {
-        .path = path, .timeout_ns = timeout_ns, .metadata = &h, .n_metadata = key != NULL ? 1 : 0};
+        .path = path, .timeout_ns = timeout_ns, .metadata = h, .n_metadata = key != NULL ? 2 : 1};
     struct bt_grpc_call *call = NULL;
 
     *r = (struct result){0};
@@ -121,6 +130,7 @@ static void test_generate(void)
     CHECK_NEAR(r.timings.prefill_ms, 2, 1e-6);
     CHECK_NEAR(r.timings.transfer_ms, 3, 1e-6);
     CHECK(r.timings.transferred_bytes == 200 && r.timings.decode_tokens == 10);
+    CHECK_STR(r.trailers, "p1,d2,00-aa-bb-01,");
     /* max_tokens absent: what is left of the context. */
     m = (struct bt_inf_generate){.input = BT_INF_TEXT, .text = "abz"};
     generate(&r, &m, 0);

@@ -417,6 +417,15 @@ static void test_headers(void)
     CHECK(strstr(head, "x-baton-prefill: p1") != NULL &&
           strstr(head, "x-baton-decode: d2") != NULL);
     CHECK(has("\"id\":\"cmpl-my-1\""));
+    static const char *const paths[] = {"/health", "/v1/models/none", "/nowhere", "/tokenize"};
+
+    for (unsigned i = 0; i < sizeof paths / sizeof paths[0]; i++) { /* 200, 404, 404, 405 */
+        (void)fake_http_call(&c, "GET", paths[i],
+                             "x-request-id: my-2\r\ntraceparent: 00-aa-bb-02\r\n", NULL, &body,
+                             head, sizeof head);
+        CHECK(strstr(head, "x-request-id: my-2") != NULL &&
+              strstr(head, "traceparent: 00-aa-bb-02") != NULL);
+    }
     c.router.keys = keys;
     c.router.n_keys = 1;
     CHECK_EQ(fake_post(&c, "/v1/completions", "{\"prompt\":\"a\"}", &body), 401);
