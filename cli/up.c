@@ -45,11 +45,16 @@ static const struct bt_opt options[] = {
      "Show everything the daemons log, not only warnings and errors."},
 };
 
-/* Options of the router alone; any other that is not ours goes to every daemon that reads prompts
- * or answers. */
-static const char *const router_only[] = {"model-name", "api-key-file",    "local-prefill",
-                                          "tls-cert",   "tls-key",         "queue-timeout",
-                                          "queue-max",  "request-timeout", "buckets"};
+/* Options for the router, and for all three; any other that is not ours goes to the nodes. */
+static const char *const router_only[] = {
+    "api-key-file",    "attempts",        "body-bytes-max", "buckets-itl",  "buckets-request",
+    "buckets-ttft",    "connections-max", "idle-timeout",   "local-prefill", "migrate-grace",
+    "model-name",      "no-node-grace",   "nodes-max",      "queue-max",     "queue-timeout",
+    "request-timeout", "seqs-max",        "sessions",       "tls-cert",      "tls-key",
+    "write-timeout",
+};
+static const char *const for_all[] = {"drain-timeout", "heartbeat", "lease", "log-format",
+                                      "log-level"};
 
 enum child_kind { CHILD_ROUTER, CHILD_PREFILL, CHILD_DECODE };
 
@@ -84,6 +89,16 @@ static void on_stop_signal(int signum)
 
 /* ---- arguments ---- */
 
+static bool in_list(const char *name, size_t len, const char *const *list, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (strlen(list[i]) == len && memcmp(list[i], name, len) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
 static bool is_own(const char *name, size_t len)
 {
     static const char *const everywhere[] = {"help", "version", "config", "dump-config"};
@@ -93,22 +108,7 @@ static bool is_own(const char *name, size_t len)
             return true;
         }
     }
-    for (size_t i = 0; i < sizeof everywhere / sizeof everywhere[0]; i++) {
-        if (strlen(everywhere[i]) == len && memcmp(everywhere[i], name, len) == 0) {
-            return true;
-        }
-    }
-    return false;
-}
-
-static bool is_router_only(const char *name, size_t len)
-{
-    for (size_t i = 0; i < sizeof router_only / sizeof router_only[0]; i++) {
-        if (strlen(router_only[i]) == len && memcmp(router_only[i], name, len) == 0) {
-            return true;
-        }
-    }
-    return false;
+    return in_list(name, len, everywhere, sizeof everywhere / sizeof everywhere[0]);
 }
 
 static void pass_to(struct up *u, enum child_kind k, char *arg)
@@ -147,11 +147,11 @@ static unsigned receivers(char **arg)
         *arg = without_prefix(*arg, 7);
         return 1u << CHILD_ROUTER;
     }
-    if (is_router_only(name, len)) {
+    if (in_list(name, len, router_only, sizeof router_only / sizeof router_only[0])) {
         return 1u << CHILD_ROUTER;
     }
-    if (strncmp(name, "log-", 4) == 0) {
-        return 7;
+    if (in_list(name, len, for_all, sizeof for_all / sizeof for_all[0])) {
+        return 1u << CHILD_ROUTER | 1u << CHILD_PREFILL | 1u << CHILD_DECODE;
     }
     if (len == 9 && strncmp(name, "max-batch", 9) == 0) {
         return 1u << CHILD_DECODE;

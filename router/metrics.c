@@ -15,16 +15,20 @@ enum bt_status bt_router_metrics_init(struct bt_router_metrics *m, const char *b
 {
     struct {
         struct bt_prom_hist *h;
-        const char *buckets;
-    } list[] = {{&m->ttft, buckets_ttft},       {&m->itl, buckets_itl},
-                {&m->request, buckets_request}, {&m->queue, buckets_ttft},
-                {&m->prefill, buckets_ttft},    {&m->transfer, buckets_ttft}};
+        const char *buckets, *option;
+    } list[] = {{&m->ttft, buckets_ttft, "--buckets-ttft"},
+                {&m->itl, buckets_itl, "--buckets-itl"},
+                {&m->request, buckets_request, "--buckets-request"},
+                {&m->queue, buckets_ttft, "--buckets-ttft"},
+                {&m->prefill, buckets_ttft, "--buckets-ttft"},
+                {&m->transfer, buckets_ttft, "--buckets-ttft"}};
 
     *m = (struct bt_router_metrics){0};
     for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
         enum bt_status st = bt_prom_hist_init_text(list[i].h, list[i].buckets, err);
 
         if (st != BT_OK) {
+            (void)bt_err_prefix(err, "%s", list[i].option);
             return st;
         }
     }

@@ -265,3 +265,19 @@ def test_model_that_is_not_there():
 def test_port_in_use(up):
     out = run("up", "--model", tiny("llama"), "--listen", up.address)
     assert out.returncode != 0 and up.address.rsplit(":", 1)[1] in out.stderr + out.stdout, out
+
+
+def options_of(program):
+    text = subprocess.run([os.path.join(BIN, program), "--help"], capture_output=True, text=True, check=True).stdout
+    return set(re.findall(r"^  --([a-z-]+)", text, re.M))
+
+
+def test_up_passes_each_option_to_the_daemon_that_knows_it():
+    """A value that no daemon takes: the one that gets it names the option. Texts are taken as they are, so they are left
+    out."""
+    router, nodes = options_of("baton-router"), options_of("baton-prefilld") | options_of("baton-decoded")
+    texts = {"api-key-file", "sessions", "tls-cert", "tls-key", "local-prefill"}
+    own = {"listen", "help", "version", "config", "dump-config", "model", "model-name", "name"}
+    for option in sorted(router - nodes - texts - own) + ["lease", "heartbeat", "drain-timeout", "log-level"]:
+        r = run("up", "--model", tiny("llama"), "--listen", "127.0.0.1:0", f"--{option}", "@")
+        assert r.returncode == 2 and f"--{option}" in r.stderr, (option, r)
