@@ -244,6 +244,7 @@ static void act_peer_state(struct bt_pf_core *c, const struct pf_peer *p, bool r
 }
 
 /* A new peer that is reached is told as well: what was said of it before may still be on its way. */
+/* Routers hear of a change; those that come later with their next list (bt_pf_on_peers). */
 static void tell_peer_state(struct bt_pf_core *c, struct pf_peer *p, bool reachable,
                             const char *why)
 {

@@ -826,6 +826,40 @@ static void test_second_grant_is_stale(void)
     world_check_idle(&w);
 }
 
+static size_t count_unreachable(const struct world *w)
+{
+    const struct bt_pf_actions *list = bt_pf_core_actions(w->p);
+    size_t n = 0;
+
+    for (size_t i = 0; i < list->n; i++) {
+        n += list->items[i].kind == BT_PF_PEER_STATE && !list->items[i].peer_state.reachable &&
+             list->items[i].peer_state.instance == D_INSTANCE;
+    }
+    return n;
+}
+
+/* A router that comes after the loss of a connection must not place on that pair. */
+static void test_later_router_hears_of_cut_peer(void)
+{
+    static struct world w;
+    struct bt_msg_peer peer = {D_INSTANCE, "d", "d"};
+
+    world_start(&w, 1);
+    bt_pf_on_peers(w.p, w.now, &peer, 1);
+    CHECK_EQ(count_unreachable(&w), 0);
+    bt_pf_on_peer_down(w.p, w.now, CONN, "test");
+    CHECK_EQ(count_unreachable(&w), 1);
+    bt_pf_on_peers(w.p, w.now, &peer, 1);
+    CHECK_EQ(count_unreachable(&w), 1);
+    w.now += 1000;
+    bt_pf_on_tick(w.p, w.now); /* dials again */
+    bt_pf_on_connecting(w.p, w.now, D_INSTANCE, CONN + 1);
+    bt_pf_on_peer_up(w.p, w.now, CONN + 1);
+    bt_pf_on_peers(w.p, w.now, &peer, 1);
+    CHECK_EQ(count_unreachable(&w), 0);
+    world_check_idle(&w);
+}
+
 /* An engine that did not take a job is not told of its end. */
 static void test_submit_refused_by_engine(void)
 {
@@ -852,6 +886,7 @@ int main(void)
     test_slow_transfer_is_not_stuck();
     test_second_grant_is_stale();
     test_submit_refused_by_engine();
+    test_later_router_hears_of_cut_peer();
     for (unsigned seed = 1; seed <= 2000; seed++) {
         test_random_order(seed);
         test_random_cancel(seed);
