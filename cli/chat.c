@@ -11,7 +11,9 @@
 #include "cli/client.h"
 #include "cli/sampling_options.h"
 
-#define HISTORY_MAX 4096u
+#define HISTORY_MAX     4096u
+#define HELLO_NS        (5 * BT_NS_PER_S)
+#define HELLO_ARENA_MAX ((size_t)64 << 20)
 
 struct chat_cfg {
     struct bt_client_cfg conn;
@@ -22,7 +24,7 @@ struct chat_cfg {
 
 static const struct bt_opt options[] = {
     BT_CLIENT_ROWS(struct chat_cfg),
-    BT_CLI_SAMPLING_ROWS(struct chat_cfg),
+    BT_CLI_SAMPLING_ROWS(struct chat_cfg, "0.6", "0.05"),
     {"system", BT_OPT_STR, offsetof(struct chat_cfg, system), NULL, 0, 0, NULL, "TEXT",
      "System message to begin with."},
     {"timings", BT_OPT_BOOL, offsetof(struct chat_cfg, timings), NULL, 0, 0, NULL, NULL,
@@ -144,11 +146,35 @@ static void answer(struct chat *ch)
     if (st == BT_ERR_CANCELLED) {
         printf("(stopped)\n");
     } else if (ch->has_timings) {
+        fflush(stdout);
         bt_client_print_timings(&ch->timings, &ch->usage);
     }
     if (!history_add(ch, "assistant", ch->answer.len > 0 ? ch->answer.data : "")) {
         fprintf(stderr, "the history is full: /clear begins anew\n");
     }
+}
+
+/* Asks who is there, so that a wrong address or key shows before the first question. */
+static enum bt_status say_hello(struct chat *ch, struct bt_err *err)
+{
+    struct bt_buf request = {0}, reply = {0};
+    struct bt_arena arena;
+    struct bt_inf_cluster cluster;
+
+    bt_arena_init(&arena, HELLO_ARENA_MAX);
+    enum bt_status st =
+        bt_client_unary(ch->client, BT_INF_GET_CLUSTER, &request, &reply, HELLO_NS, err);
+
+    if (st == BT_OK) {
+        st = bt_inf_cluster_decode(reply.data, reply.len, &arena, &cluster, err);
+    }
+    if (st == BT_OK && isatty(STDIN_FILENO)) {
+        printf("%s%s%s on %s\n", bt_cli_style(STDOUT_FILENO, BT_CLI_BOLD), cluster.model,
+               bt_cli_style(STDOUT_FILENO, BT_CLI_PLAIN), ch->cfg->conn.server);
+    }
+    bt_arena_fini(&arena);
+    bt_buf_fini(&reply);
+    return st;
 }
 
 static void converse(struct chat *ch)
@@ -211,6 +237,9 @@ int bt_cli_chat(int argc, char **argv)
     }
     if (st == BT_OK) {
         st = bt_client_catch_interrupt(ch->client);
+    }
+    if (st == BT_OK) {
+        st = say_hello(ch, &err);
     }
     if (st == BT_OK) {
         converse(ch);

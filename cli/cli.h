@@ -7,6 +7,7 @@
 #include <stdbool.h>
 
 int bt_cli_up(int argc, char **argv);
+int bt_cli_fetch(int argc, char **argv);
 int bt_cli_complete(int argc, char **argv);
 int bt_cli_chat(int argc, char **argv);
 int bt_cli_status(int argc, char **argv);

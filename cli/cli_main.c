@@ -11,6 +11,7 @@ struct command {
 
 static const struct command commands[] = {
     {"up", "start a whole cluster on this machine: router, prefill and decode nodes", bt_cli_up},
+    {"fetch", "bring the small model that `up` serves by default; prints its path", bt_cli_fetch},
     {"complete", "continue a text", bt_cli_complete},
     {"chat", "talk to the model", bt_cli_chat},
     {"status", "show the nodes of a cluster: roles, load, pages, transports", bt_cli_status},
@@ -55,7 +56,7 @@ int main(int argc, char **argv)
             continue;
         }
         if (commands[i].run == NULL) {
-            fprintf(stderr, "baton %s: not in this version\n", argv[1]);
+            fprintf(stderr, "baton %s: %s\n", argv[1], commands[i].help);
             return 2;
         }
         return commands[i].run(argc - 1, argv + 1);

@@ -172,6 +172,12 @@ static enum bt_status run_call(struct bt_client *c, const char *path, const stru
     if (c->status != BT_OK) {
         return bt_err_set(err, c->status, "%s sent something else than an answer", c->server);
     }
+    if (c->end.status == BT_GRPC_UNAVAILABLE && strncmp(c->message, "connect to ", 11) == 0) {
+        return bt_err_set(err, BT_ERR_PEER_LOST,
+                          "cannot %s (is a cluster running there? `baton up` starts one, --server "
+                          "names another)",
+                          c->message);
+    }
     if (c->end.status != BT_GRPC_OK) {
         return bt_err_set(err,
                           c->end.status == BT_GRPC_UNAVAILABLE ? BT_ERR_PEER_LOST : BT_ERR_INVALID,
@@ -207,28 +213,41 @@ enum bt_status bt_client_generate(struct bt_client *c, const struct bt_inf_gener
 
 /* ---- timings ---- */
 
+/* ", 27.1 tokens/s"; empty where there is nothing to divide. */
+static const char *rate(char out[48], uint32_t tokens, double ms)
+{
+    out[0] = '\0';
+    if (tokens > 0 && ms > 0) {
+        snprintf(out, 48, ", %.1f tokens/s", tokens * 1000.0 / ms);
+    }
+    return out;
+}
+
 void bt_client_print_timings(const struct bt_inf_timings *t, const struct bt_inf_usage *u)
 {
     const char *dim = bt_cli_style(STDERR_FILENO, BT_CLI_DIM);
     const char *off = bt_cli_style(STDERR_FILENO, BT_CLI_PLAIN);
+    char read_rate[48], write_rate[48];
     const struct {
         const char *name;
         double ms;
-        const char *what;
+        const char *what, *more;
     } rows[] = {
-        {"tokenize", t->tokenize_ms, "text to tokens, in the router"},
-        {"queue", t->queue_ms, "waiting for the prefill node"},
-        {"prefill", t->prefill_ms, "reading the prompt"},
-        {"first token", t->first_token_ms, "from arrival to the first token (TTFT)"},
-        {"transfer", t->transfer_ms, "first to last KV page on the wire, hidden under prefill"},
-        {"transfer tail", t->transfer_tail_ms, "what was left of it after prefill"},
-        {"decode", t->decode_ms, "writing the answer"},
-        {"detokenize", t->detokenize_ms, "tokens to text, in the router"},
+        {"tokenize", t->tokenize_ms, "text to tokens, in the router", ""},
+        {"queue", t->queue_ms, "waiting for the prefill node", ""},
+        {"prefill", t->prefill_ms, "reading the prompt",
+         rate(read_rate, t->prefill_tokens, t->prefill_ms)},
+        {"first token", t->first_token_ms, "from arrival to the first token (TTFT)", ""},
+        {"transfer", t->transfer_ms, "first to last KV page on the wire, hidden under prefill", ""},
+        {"transfer tail", t->transfer_tail_ms, "what was left of it after prefill", ""},
+        {"decode", t->decode_ms, "writing the answer",
+         rate(write_rate, t->decode_tokens, t->decode_ms)},
+        {"detokenize", t->detokenize_ms, "tokens to text, in the router", ""},
     };
 
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        fprintf(stderr, "%s%14s %9.2f ms  %s%s\n", dim, rows[i].name, rows[i].ms, rows[i].what,
-                off);
+        fprintf(stderr, "%s%14s %9.2f ms  %s%s%s\n", dim, rows[i].name, rows[i].ms, rows[i].what,
+                rows[i].more, off);
     }
     fprintf(
         stderr,

@@ -16,7 +16,7 @@ struct complete_cfg {
 
 static const struct bt_opt options[] = {
     BT_CLIENT_ROWS(struct complete_cfg),
-    BT_CLI_SAMPLING_ROWS(struct complete_cfg),
+    BT_CLI_SAMPLING_ROWS(struct complete_cfg, "-1", "-1"),
     {"chat", BT_OPT_BOOL, offsetof(struct complete_cfg, chat), NULL, 0, 0, NULL, NULL,
      "Send the text as a user's message through the model's chat template."},
     {"timings", BT_OPT_BOOL, offsetof(struct complete_cfg, timings), NULL, 0, 0, NULL, NULL,
@@ -24,6 +24,7 @@ static const struct bt_opt options[] = {
 };
 
 struct printing {
+    bool any; /* text came */
     bool has_usage, has_timings;
     struct bt_inf_usage usage;
     struct bt_inf_timings timings;
@@ -35,6 +36,7 @@ static void on_delta(void *arg, const struct bt_inf_generated *m)
 
     fputs(m->text, stdout);
     fflush(stdout);
+    p->any = p->any || m->text[0] != '\0';
     if (m->has_usage) {
         p->has_usage = true;
         p->usage = m->usage;
@@ -88,7 +90,10 @@ static int complete(const struct complete_cfg *cfg, const struct bt_buf *prompt)
     }
     if (st == BT_OK) {
         st = bt_client_generate(c, &req, on_delta, &p, &err);
-        putchar('\n');
+        if (st == BT_OK || p.any) {
+            putchar('\n');
+        }
+        fflush(stdout); /* before what follows on standard error */
     }
     if (st == BT_OK && p.has_timings) {
         bt_client_print_timings(&p.timings, &p.usage);

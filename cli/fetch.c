@@ -1,13 +1,16 @@
-/* Runs the embedded fetch_model.py. Python is there wherever pip is, and brings hashing and zip
- * files along. */
+/* baton fetch, and the same for `baton up`: runs the embedded fetch_model.py. Python is there wherever pip is, and
+ * brings hashing and zip files along. */
 
 #include "cli/fetch.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include "base/options.h"
+#include "cli/cli.h"
 
 extern const unsigned char bt_cli_fetch_script[];
 extern const size_t bt_cli_fetch_script_bytes;
@@ -84,4 +87,35 @@ enum bt_status bt_cli_fetch_model(struct bt_buf *path, struct bt_err *err)
         return bt_err_set(err, BT_ERR_IO, "the model was not fetched");
     }
     return BT_OK;
+}
+
+int bt_cli_fetch(int argc, char **argv)
+{
+    const struct bt_prog prog = {
+        .name = "baton fetch",
+        .summary = "Brings SmolLM2-135M-Instruct (93 MB, Apache-2.0) into the cache folder, once, "
+                   "and prints its path.",
+        .epilogue = "Example, for daemons started by hand:\n"
+                    "  baton-router --model \"$(baton fetch)\"\n",
+    };
+    struct bt_opt_result res = {0};
+    struct bt_err err = {0};
+    struct bt_buf path = {0};
+
+    if (bt_opt_parse(&prog, argc, argv, NULL, &res, &err) != BT_OK) {
+        fprintf(stderr, "baton fetch: %s\n", err.msg);
+        return 2;
+    }
+    if (res.exit_now) {
+        return 0;
+    }
+    enum bt_status st = bt_cli_fetch_model(&path, &err);
+
+    if (st == BT_OK) {
+        printf("%s\n", path.data);
+    } else {
+        fprintf(stderr, "baton fetch: %s\n", err.msg);
+    }
+    bt_buf_fini(&path);
+    return st == BT_OK ? 0 : 1;
 }

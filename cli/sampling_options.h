@@ -16,7 +16,8 @@ struct bt_cli_sampling {
     char *stop;
 };
 
-#define BT_CLI_SAMPLING_ROWS(type)                                                                 \
+/* temperature_dflt, min_p_dflt: text, "-1" for the router's own. */
+#define BT_CLI_SAMPLING_ROWS(type, temperature_dflt, min_p_dflt)                                   \
     {"max-tokens",                                                                                 \
      BT_OPT_DOUBLE,                                                                                \
      offsetof(type, sampling.max_tokens),                                                          \
@@ -29,7 +30,7 @@ struct bt_cli_sampling {
         {"temperature",                                                                            \
          BT_OPT_DOUBLE,                                                                            \
          offsetof(type, sampling.temperature),                                                     \
-         "-1",                                                                                     \
+         temperature_dflt,                                                                         \
          -1,                                                                                       \
          1e6,                                                                                      \
          NULL,                                                                                     \
@@ -49,7 +50,7 @@ struct bt_cli_sampling {
         {"min-p",                                                                                  \
          BT_OPT_DOUBLE,                                                                            \
          offsetof(type, sampling.min_p),                                                           \
-         "-1",                                                                                     \
+         min_p_dflt,                                                                               \
          -1,                                                                                       \
          1,                                                                                        \
          NULL,                                                                                     \
@@ -68,10 +69,8 @@ struct bt_cli_sampling {
          NULL,   "N",           "The same seed gives the same answer."},                           \
         {"ignore-eos", BT_OPT_BOOL, offsetof(type, sampling.ignore_eos), NULL, 0, 0,               \
          NULL,         NULL,        "Go on after the end-of-text token."},                         \
-    {                                                                                              \
-        "stop", BT_OPT_STR, offsetof(type, sampling.stop), NULL, 0, 0, NULL, "TEXT",               \
-            "End the answer before this text."                                                     \
-    }
+        {"stop", BT_OPT_STR, offsetof(type, sampling.stop),     NULL, 0, 0,                        \
+         NULL,   "TEXT",     "End the answer before this text."}
 
 /* What was given, as the wire wants it; borrows s. */
 struct bt_inf_sampling bt_cli_sampling_resolve(const struct bt_cli_sampling *s);

