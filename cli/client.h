@@ -25,9 +25,10 @@ struct bt_client_cfg {
          NULL,      0,          0,                                                                   \
          NULL,      "KEY",      "Key to present, where the router asks for one."},                   \
         {"tls", BT_OPT_BOOL, offsetof(type, conn.tls), NULL, 0, 0, NULL, NULL, "Connect with TLS."}, \
-        {"tls-ca", BT_OPT_STR, offsetof(type, conn.tls_ca),                                          \
-         NULL,     0,          0,                                                                    \
-         NULL,     "FILE",     "Certificates to trust (PEM); default: the system's."}
+    {                                                                                                \
+        "tls-ca", BT_OPT_STR, offsetof(type, conn.tls_ca), NULL, 0, 0, NULL, "FILE",                 \
+            "Certificates to trust (PEM); default: the system's."                                    \
+    }
 
 enum bt_status bt_client_create(const struct bt_client_cfg *cfg, struct bt_client **out,
                                 struct bt_err *err) BT_NODISCARD;

@@ -69,8 +69,10 @@ struct bt_cli_sampling {
          NULL,   "N",           "The same seed gives the same answer."},                           \
         {"ignore-eos", BT_OPT_BOOL, offsetof(type, sampling.ignore_eos), NULL, 0, 0,               \
          NULL,         NULL,        "Go on after the end-of-text token."},                         \
-        {"stop", BT_OPT_STR, offsetof(type, sampling.stop),     NULL, 0, 0,                        \
-         NULL,   "TEXT",     "End the answer before this text."}
+    {                                                                                              \
+        "stop", BT_OPT_STR, offsetof(type, sampling.stop), NULL, 0, 0, NULL, "TEXT",               \
+            "End the answer before this text."                                                     \
+    }
 
 /* What was given, as the wire wants it; borrows s. */
 struct bt_inf_sampling bt_cli_sampling_resolve(const struct bt_cli_sampling *s);

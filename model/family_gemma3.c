@@ -34,7 +34,8 @@ static void config_hf(struct bt_model *m, struct bt_hf *c)
 
     bt_gemma_config_hf(m, c, 0.0, 0.0);
     if (m->config.attn_softcap != 0.0F) { /* upstream reads it and does nothing with it */
-        bt_hf_fail(c, BT_ERR_UNSUPPORTED, "attn_logit_softcapping", "is not supported for gemma3_text");
+        bt_hf_fail(c, BT_ERR_UNSUPPORTED, "attn_logit_softcapping",
+                   "is not supported for gemma3_text");
     }
     bt_config_hf_windows(m, c, bt_config_hf_window(c, WINDOW_DEFAULT), local, pattern);
     bt_config_hf_rope(c, &m->config.ropes[ROPE_GLOBAL], "rope_parameters.full_attention",

@@ -18,9 +18,9 @@
 #define EVENT_RING 8192
 /* Submit or land, begin, quarantine, cancel, release: each at most once for a job. The first is
  * refused while the ring has less room than the others of max_jobs jobs may need. */
-#define CMDS_PER_JOB  5
-#define CMDS_TO_END   4
-#define CMDS_WAITING  4 /* submits waiting for a busy engine, in max_jobs */
+#define CMDS_PER_JOB 5
+#define CMDS_TO_END  4
+#define CMDS_WAITING 4 /* submits waiting for a busy engine, in max_jobs */
 
 enum cmd_kind {
     CMD_SUBMIT,

@@ -41,11 +41,11 @@ enum bt_pf_action_kind {
                              on_pushed, once */
     BT_PF_PUSH_CANCEL,    /* ticket */
     BT_PF_CONTROL,        /* peer, control */
-    BT_PF_CONNECT,     /* instance, address; answered by on_connecting or on_connect_failed */
-    BT_PF_DISCONNECT,  /* peer */
-    BT_PF_OUTPUT,      /* router, output */
-    BT_PF_ATTEMPT_END, /* router, end */
-    BT_PF_PEER_STATE,  /* to every router: peer_state */
+    BT_PF_CONNECT,        /* instance, address; answered by on_connecting or on_connect_failed */
+    BT_PF_DISCONNECT,     /* peer */
+    BT_PF_OUTPUT,         /* router, output */
+    BT_PF_ATTEMPT_END,    /* router, end */
+    BT_PF_PEER_STATE,     /* to every router: peer_state */
 };
 
 /* Pointers are valid until the core is called again. */

@@ -12,8 +12,8 @@
 #define GEMM_NP        2
 #define GEMM_ROWS(X, NP)                                                                           \
     X(1, NP)                                                                                       \
-    X(2, NP) X(3, NP) X(4, NP) X(5, NP) X(6, NP) X(7, NP) X(8, NP) X(9, NP) X(10, NP) X(11, NP)    \
-        X(12, NP)
+    X(2, NP)                                                                                       \
+    X(3, NP) X(4, NP) X(5, NP) X(6, NP) X(7, NP) X(8, NP) X(9, NP) X(10, NP) X(11, NP) X(12, NP)
 #define GEMM_TILES(X) GEMM_ROWS(X, 1) GEMM_ROWS(X, 2)
 #define GEMM_TILE_TABLE                                                                            \
     {GEMM_ROWS(TILE_ENTRY, 1)},                                                                    \
@@ -24,8 +24,9 @@
 #define GEMV_MR_MAX 8
 #define GEMV_ROWS(T)                                                                               \
     GEMV_CASE(1, 4, T)                                                                             \
-    GEMV_CASE(2, 4, T) GEMV_CASE(3, 4, T) GEMV_CASE(4, 4, T) GEMV_CASE(5, 2, T) GEMV_CASE(6, 2, T) \
-        GEMV_CASE(7, 2, T) GEMV_CASE(8, 2, T)
+    GEMV_CASE(2, 4, T)                                                                             \
+    GEMV_CASE(3, 4, T) GEMV_CASE(4, 4, T) GEMV_CASE(5, 2, T) GEMV_CASE(6, 2, T) GEMV_CASE(7, 2, T) \
+        GEMV_CASE(8, 2, T)
 #define EXPAND_AHEAD  2048
 #define GEMV_AHEAD    512
 #define ATTN_DOT_ROWS 2

@@ -67,12 +67,10 @@ static enum bt_status submit(struct bt_engine_thread *t, uint64_t job)
     const struct bt_sampling sampling = {
         .top_p = 1, .repetition_penalty = 1, .max_tokens = 4, .ignore_eos = true};
 
-    return bt_engine_thread_submit(t, job,
-                                   &(struct bt_engine_req){.tokens = tokens,
-                                                           .n_tokens = 20,
-                                                           .n_prompt = 20,
-                                                           .sampling = &sampling,
-                                                           .hold = true});
+    return bt_engine_thread_submit(
+        t, job,
+        &(struct bt_engine_req){
+            .tokens = tokens, .n_tokens = 20, .n_prompt = 20, .sampling = &sampling, .hold = true});
 }
 
 /* Everything is free again. */
