@@ -5,6 +5,7 @@
 
 #include <math.h>
 #include "base/mem.h"
+#include "base/utf8.h"
 #include "baton/session/v1/session.pb-c.h"
 #include "proto/pb_arena_int.h"
 
@@ -74,6 +75,17 @@ static enum bt_status get_sampled_list(size_t n, Baton__Session__V1__SampledToke
     return BT_OK;
 }
 
+/* Names and descriptions end in logs, headers, metric labels and other people's messages. */
+static bool printable(const char *s)
+{
+    for (const char *c = s; *c != '\0'; c++) {
+        if ((unsigned char)*c < 0x20 || *c == 0x7f) {
+            return false;
+        }
+    }
+    return bt_utf8_valid(s, strlen(s), NULL);
+}
+
 static enum bt_status get_hello(const Baton__Session__V1__Hello *p, struct bt_msg_hello *h,
                                 struct bt_err *err)
 {
@@ -89,6 +101,20 @@ static enum bt_status get_hello(const Baton__Session__V1__Hello *p, struct bt_ms
     }
     if (p->version_min > p->version_max) {
         return bad(err, "hello.version_min", "greater than version_max");
+    }
+    const char *const strings[][2] = {
+        {"hello.name", p->name},
+        {"hello.numerics", p->numerics},
+        {"hello.kv_layout", p->kv_layout},
+        {"hello.model_name", p->model_name},
+        {"hello.transfer_address", p->transfer_address},
+        {"hello.backend", p->backend},
+    };
+
+    for (size_t i = 0; i < sizeof strings / sizeof strings[0]; i++) {
+        if (!printable(strings[i][1])) {
+            return bad(err, strings[i][0], "not UTF-8, or a control character in it");
+        }
     }
     h->version_min = p->version_min;
     h->version_max = p->version_max;
@@ -123,6 +149,9 @@ static enum bt_status get_load(const Baton__Session__V1__Load *p, struct bt_aren
         return bt_err_set(err, BT_ERR_NOMEM, "session message: too large");
     }
     for (size_t i = 0; i < p->n_transports; i++) {
+        if (!printable(p->transports[i]->description)) {
+            return bad(err, "load.transports", "not UTF-8, or a control character in it");
+        }
         t[i] = (struct bt_msg_transport){p->transports[i]->peer, p->transports[i]->description};
     }
     *l = (struct bt_msg_load){

@@ -2,12 +2,13 @@
 
 #include "router/openai_write.h"
 
+#include <float.h>
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
 #include "base/utf8.h"
 
-#define LOGPROB_MIN (-9999.0f) /* JSON has no infinity */
+#define LOGPROB_MIN (-9999.0f) /* JSON has no infinity, and no NaN */
 
 enum { LP_TOKENS, LP_VALUES, LP_TOP, LP_OFFSETS };
 
@@ -32,7 +33,7 @@ void bt_openai_choice_clear(struct bt_openai_choice *c)
 
 static void put_logprob(struct bt_buf *b, float v)
 {
-    bt_buf_addf(b, "%.9g", (double)(v >= LOGPROB_MIN ? v : LOGPROB_MIN));
+    bt_buf_addf(b, "%.9g", (double)(v >= LOGPROB_MIN && v <= FLT_MAX ? v : LOGPROB_MIN));
 }
 
 /* A token's text; bytes that are no text by themselves as "bytes:\xe2\x80". */

@@ -393,6 +393,19 @@ static void take_prompt_logprobs(struct bt_rt_core *c, struct rt_seq *s,
     s->prompt_next += (uint32_t)a->prompt_logprobs.n;
 }
 
+/* A node says how many tokens its model knows; 0: it does not. */
+static bool in_vocabulary(const struct rt_node *n, const struct bt_msg_output *o)
+{
+    uint32_t vocab = n->hello.vocab != 0 ? n->hello.vocab : UINT32_MAX;
+
+    for (size_t i = 0; i < o->n_tokens; i++) {
+        if (o->tokens[i].token >= vocab) {
+            return false;
+        }
+    }
+    return true;
+}
+
 /* The sequence whose current attempt has a live leg on this node, or NULL. */
 static struct rt_seq *seq_of(struct bt_rt_core *c, const struct rt_node *n,
                              const struct bt_ticket *t)
@@ -439,9 +452,9 @@ void bt_rt_on_output(struct bt_rt_core *c, uint64_t now, struct rt_node *n,
         s->prefill_answered = true;
         uncharge(n, &s->leg[role]);
     }
-    if (s->finish == 0 && !take_tokens(c, s, o, &finish)) {
+    if (s->finish == 0 && (!in_vocabulary(n, o) || !take_tokens(c, s, o, &finish))) {
         bt_rt_attempt_failed(c, now, s, role, BT_ATTEMPT_RETRY,
-                             "tokens came out of order, or too many");
+                             "tokens came out of order, too many, or outside the vocabulary");
         return;
     }
     if (s->finish == 0 && finish == 0 && bt_rt_produced(s) == s->sampling.max_tokens) {

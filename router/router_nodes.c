@@ -6,6 +6,7 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/utf8.h"
 #include "router/router_core_int.h"
 
 #define NODE_TEXT_MAX 1024u /* bytes of one string of a hello that are kept */
@@ -149,6 +150,14 @@ static void node_drop(struct bt_rt_core *c, uint64_t now, struct rt_node *n, con
     node_lost(c, now, n, why);
 }
 
+/* At most max bytes of s, whole characters. */
+static size_t text_len(const char *s, size_t max)
+{
+    size_t n = strnlen(s, max);
+
+    return s[n] == '\0' ? n : bt_utf8_complete_len(s, n);
+}
+
 /* One block with copies of a hello's strings. Names label metrics: a missing or taken one gets the instance. */
 static bool copy_hello(struct rt_node *n, const struct bt_msg_hello *h, bool name_taken)
 {
@@ -161,7 +170,7 @@ static bool copy_hello(struct rt_node *n, const struct bt_msg_hello *h, bool nam
     for (unsigned i = 0; i < 6; i++) {
         size_t max = i == 0 ? RT_NAME_MAX - 1 : NODE_TEXT_MAX;
 
-        len[i] = strnlen(from[i], max);
+        len[i] = text_len(from[i], max);
         total += len[i] + 1;
     }
     n->strings = bt_calloc(1, total + RT_NAME_MAX + 16);
@@ -270,7 +279,7 @@ static void on_load(struct bt_rt_core *c, struct rt_node *n, const struct bt_msg
     char *text = (char *)(list + l->n_transports);
 
     for (size_t i = 0; i < l->n_transports; i++) {
-        size_t len = strnlen(l->transports[i].description, NODE_TEXT_MAX);
+        size_t len = text_len(l->transports[i].description, NODE_TEXT_MAX);
 
         memcpy(text, l->transports[i].description, len);
         list[i] = (struct bt_msg_transport){l->transports[i].peer, text};

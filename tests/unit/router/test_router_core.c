@@ -153,7 +153,8 @@ static uint64_t join_as(enum bt_role role, uint64_t instance, const char *name,
                                          .n_pages = pages,
                                          .max_batch = 8,
                                          .max_tokens = 512,
-                                         .context = 512}};
+                                         .context = 512,
+                                         .vocab = 2000}};
 
     bt_rt_on_message(core, now, session, &m);
     drain();
@@ -618,6 +619,23 @@ static void test_mismatch(void)
     end();
 }
 
+/* A long name is cut between characters: others read it as UTF-8. */
+static void test_long_name(void)
+{
+    struct bt_rt_node_info n;
+    uint32_t pos = 0;
+    char name[130];
+
+    for (size_t i = 0; i + 1 < sizeof name; i += 2) {
+        memcpy(name + i, "\xc3\xa4", 3);
+    }
+    begin();
+    join(BT_ROLE_PREFILL, 1, name);
+    CHECK(bt_rt_core_node(core, &pos, &n));
+    CHECK_EQ(strlen(n.name), 62);
+    end();
+}
+
 static void test_version(void)
 {
     begin();
@@ -697,6 +715,23 @@ static void test_gap(void)
     output(d, &t, 9, 109, 1, 0, false);
     CHECK_EQ(count(BT_FROM_ROUTER_SUBMIT), 4);
     CHECK_EQ(SUBMIT(2)->n_tokens, 7);
+    end();
+}
+
+/* A token that no model has is never an answer, and never sent to other nodes. */
+static void test_unknown_token(void)
+{
+    begin();
+    uint64_t p = join(BT_ROLE_PREFILL, 1, "p0");
+    uint64_t d = join(BT_ROLE_DECODE, 2, "d0");
+
+    clear();
+    start(70);
+    output(p, &SUBMIT(0)->ticket, 0, 100, 1, 0, true);
+    output(d, &SUBMIT(0)->ticket, 0, 1999, 2, 0, false);
+    CHECK_EQ(n_tokens, 1);
+    CHECK_EQ(count(BT_FROM_ROUTER_SUBMIT), 4);
+    CHECK_EQ(SUBMIT(2)->n_tokens, 4);
     end();
 }
 
@@ -895,9 +930,11 @@ int main(void)
     test_cancel();
     test_cancel_while_draining();
     test_mismatch();
+    test_long_name();
     test_version();
     test_unreachable();
     test_gap();
+    test_unknown_token();
     test_limits();
     test_late_stats();
     test_late_prompt_logprobs();

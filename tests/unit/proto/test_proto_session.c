@@ -1,0 +1,62 @@
+/* Session messages: what a router refuses to hear from a node, by name. */
+
+#include <string.h>
+#include "base/arena.h"
+#include "base/mem.h"
+#include "proto/session.h"
+#include "tests/check.h"
+
+static struct bt_arena arena;
+static struct bt_buf buf;
+static struct bt_err err;
+
+static enum bt_status through(const struct bt_from_daemon *in, struct bt_from_daemon *out)
+{
+    bt_arena_reset(&arena);
+    bt_buf_clear(&buf);
+    CHECK_EQ(bt_from_daemon_encode(in, &buf), BT_OK);
+    return bt_from_daemon_decode(buf.data, buf.len, &arena, out, &err);
+}
+
+static void test_strings(void)
+{
+    static const struct {
+        const char *text;
+        bool ok;
+    } cases[] = {
+        {"", true},          {"node 1/\xc3\xa4", true}, {"a\nb", false},
+        {"\x1b[31m", false}, {"\xff\xfe", false},       {"\xed\xa0\x80", false},
+    };
+    const struct bt_from_daemon hello = {
+        .kind = BT_FROM_DAEMON_HELLO,
+        .hello = {.version_min = 1, .version_max = 1, .role = BT_ROLE_DECODE, .instance = 1}};
+
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        for (unsigned k = 0; k < 6; k++) {
+            struct bt_from_daemon in = hello, out;
+            const char **field[] = {&in.hello.name,      &in.hello.numerics,
+                                    &in.hello.kv_layout, &in.hello.model_name,
+                                    &in.hello.backend,   &in.hello.transfer_address};
+
+            *field[k] = cases[i].text;
+            CHECK_EQ(through(&in, &out), cases[i].ok ? BT_OK : BT_ERR_PROTOCOL);
+            CHECK(cases[i].ok || strstr(err.msg, "hello.") != NULL);
+        }
+        struct bt_msg_transport t = {1, cases[i].text};
+        struct bt_from_daemon in = {.kind = BT_FROM_DAEMON_LOAD,
+                                    .load = {.n_transports = 1, .transports = &t}};
+        struct bt_from_daemon out;
+
+        CHECK_EQ(through(&in, &out), cases[i].ok ? BT_OK : BT_ERR_PROTOCOL);
+    }
+}
+
+int main(void)
+{
+    bt_arena_init(&arena, (size_t)1 << 20);
+    test_strings();
+    bt_arena_fini(&arena);
+    bt_buf_fini(&buf);
+    CHECK_EQ(bt_test_live_bytes(), 0);
+    return bt_test_done();
+}
