@@ -21,6 +21,7 @@ struct bt_client {
     struct bt_arena arena;
     char auth[512];
     char server[256];
+    bool tls;
     /* the running call */
     struct bt_grpc_call *call;
     bool done, interrupted, by_user;
@@ -42,6 +43,7 @@ enum bt_status bt_client_create(const struct bt_client_cfg *cfg, struct bt_clien
     }
     bt_arena_init(&c->arena, REPLY_ARENA);
     snprintf(c->server, sizeof c->server, "%s", cfg->server);
+    c->tls = cfg->tls;
     if (cfg->api_key != NULL) {
         snprintf(c->auth, sizeof c->auth, "Bearer %s", cfg->api_key);
     }
@@ -142,6 +144,15 @@ static void on_close(struct bt_grpc_call *call, void *user, const struct bt_grpc
     snprintf(c->message, sizeof c->message, "%s", end->message);
 }
 
+/* What helps against the usual reasons of a failed connection. */
+static const char *advice(const struct bt_client *c)
+{
+    if (strstr(c->message, "refused") != NULL) {
+        return " (is a cluster running there? `baton up` starts one, --server names another)";
+    }
+    return strstr(c->message, "certificate") != NULL ? " (--tls-ca FILE trusts more)" : "";
+}
+
 static enum bt_status run_call(struct bt_client *c, const char *path, const struct bt_buf *request,
                                uint64_t timeout_ns, struct bt_err *err)
 {
@@ -173,15 +184,14 @@ static enum bt_status run_call(struct bt_client *c, const char *path, const stru
         return bt_err_set(err, c->status, "%s sent something else than an answer", c->server);
     }
     if (c->end.status == BT_GRPC_UNAVAILABLE && strncmp(c->message, "connect to ", 11) == 0) {
-        return bt_err_set(err, BT_ERR_PEER_LOST,
-                          "cannot %s (is a cluster running there? `baton up` starts one, --server "
-                          "names another)",
-                          c->message);
+        return bt_err_set(err, BT_ERR_PEER_LOST, "cannot %s%s", c->message, advice(c));
     }
     if (c->end.status != BT_GRPC_OK) {
-        return bt_err_set(err,
-                          c->end.status == BT_GRPC_UNAVAILABLE ? BT_ERR_PEER_LOST : BT_ERR_INVALID,
-                          "%s: %s (%s)", c->server, c->message, bt_grpc_status_name(c->end.status));
+        return bt_err_set(
+            err, c->end.status == BT_GRPC_UNAVAILABLE ? BT_ERR_PEER_LOST : BT_ERR_INVALID,
+            "%s: %s (%s)%s", c->server, c->message, bt_grpc_status_name(c->end.status),
+            !c->tls && strstr(c->message, "closed by the server") != NULL ? " (does it want --tls?)"
+                                                                          : "");
     }
     return BT_OK;
 }

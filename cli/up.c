@@ -523,16 +523,18 @@ static void print_ready(struct up *u)
     const char *bold = bt_cli_style(STDERR_FILENO, BT_CLI_BOLD);
     const char *off = bt_cli_style(STDERR_FILENO, BT_CLI_PLAIN);
     const char *scheme = u->tls ? "https" : "http";
+    bool keys = passes(u, CHILD_ROUTER, "--api-key-file");
 
     end_progress(u);
     fprintf(stderr,
             "%sready%s on %s://%s: %u prefill, %u decode; the dashboard is there too\n"
-            "  baton chat --server %s%s\n"
-            "  curl %s://%s/v1/completions -d '{\"prompt\": \"Once upon a time\", "
+            "  baton chat --server %s%s%s\n"
+            "  curl %s://%s/v1/completions%s -d '{\"prompt\": \"Once upon a time\", "
             "\"max_tokens\": 32}'\n"
             "  Ctrl-C stops everything\n",
             bold, off, scheme, u->listening, u->cfg.n_prefill, u->cfg.n_decode, u->listening,
-            u->tls ? " --tls" : "", scheme, u->listening);
+            u->tls ? " --tls" : "", keys ? " --api-key KEY" : "", scheme, u->listening,
+            keys ? " -H 'authorization: Bearer KEY'" : "");
 }
 
 /* Until a stop signal, or until no child is left. */

@@ -16,7 +16,8 @@ enum bt_status bt_cluster_status(const struct bt_router *r, struct bt_arena *are
 /* The same as JSON. */
 enum bt_status bt_cluster_json(const struct bt_router *r, struct bt_buf *out) BT_NODISCARD;
 
-/* A small page that polls /v1/cluster. Static storage. */
-extern const char bt_dashboard_html[];
+/* The page at "/", from dashboard.html: polls /metrics and /v1/cluster; loads nothing from elsewhere. */
+extern const unsigned char bt_dashboard_html[];
+extern const size_t bt_dashboard_html_bytes;
 
 #endif

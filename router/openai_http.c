@@ -124,7 +124,7 @@ static void get_dashboard(struct bt_router *r, struct bt_http_stream *s)
     struct bt_buf b = {0};
 
     (void)r;
-    bt_buf_adds(&b, bt_dashboard_html);
+    bt_buf_add(&b, bt_dashboard_html, bt_dashboard_html_bytes);
     reply_buf(s, 200, "text/html; charset=utf-8", &b);
 }
 
