@@ -201,7 +201,7 @@ static void on_close(struct bt_http_stream *s, void *user, enum bt_http_close wh
 {
     static const char *const texts[] = {
         [BT_HTTP_CLOSE_DONE] = "",
-        [BT_HTTP_CLOSE_PEER] = "cancelled by the client, or its connection was lost",
+        [BT_HTTP_CLOSE_PEER] = "the peer cancelled, or the connection was lost",
         [BT_HTTP_CLOSE_RESET] = "cut",
         [BT_HTTP_CLOSE_ERROR] = "connection error",
         [BT_HTTP_CLOSE_TIMEOUT] = "the client does not read",

@@ -349,6 +349,13 @@ bool bt_gen_abort(struct bt_router *r, const char *request_id)
     return true;
 }
 
+void bt_gen_end_all(struct bt_router *r, const struct bt_api_err *e)
+{
+    while (r->gens != NULL) {
+        end_with_error(r->gens, e);
+    }
+}
+
 /* ---- tokens in ---- */
 
 static bool put_token(struct bt_buf *b, const struct bt_sampled *s)

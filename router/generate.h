@@ -85,6 +85,7 @@ void bt_gen_flush(struct bt_router *r); /* makes pieces of what came; may call t
 void bt_gen_collect(
     struct bt_router *r); /* frees requests that are over; the core's queue is empty */
 /* All that is left, without callbacks; before the core goes. */
-void bt_gen_cancel_all(struct bt_router *r);
+void bt_gen_cancel_all(struct bt_router *r);                          /* no callbacks */
+void bt_gen_end_all(struct bt_router *r, const struct bt_api_err *e); /* each gets its on_end */
 
 #endif

@@ -206,9 +206,11 @@ struct bt_inf_usage bt_gen_usage(const struct bt_gen *g)
     for (uint32_t i = 0; i < g->n_choices; i++) {
         const struct gen_choice *ch = &g->choices[i];
 
-        u.prompt_tokens += ch->prompt->n;
+        if (i % g->params.n == 0) { /* a prompt counts once, however many choices it has */
+            u.prompt_tokens += ch->prompt->n;
+            u.cached_tokens += ch->info.prefill.cached_tokens;
+        }
         u.completion_tokens += ch->n_out;
-        u.cached_tokens += ch->info.prefill.cached_tokens;
         u.transferred_tokens += ch->info.has_decode ? ch->info.decode.transferred_tokens : 0;
     }
     return u;

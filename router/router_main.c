@@ -25,6 +25,7 @@
 #define GRPC_BYTES_MAX  ((size_t)32 << 20)
 #define DRAIN_POLL_NS   (20 * BT_NS_PER_MS)
 #define DRAIN_LINGER_NS (BT_NS_PER_S / 2) /* idle clients may read the goodbye so long */
+#define DRAIN_CUT_NS    (2 * BT_NS_PER_S) /* from the errors that end what still runs to the end */
 #define BUCKETS_TTFT    "0.001,0.0025,0.005,0.01,0.025,0.05,0.1,0.25,0.5,1,2.5,5,10,30,60"
 #define BUCKETS_ITL     "0.0005,0.001,0.0025,0.005,0.01,0.025,0.05,0.1,0.25,0.5,1,2.5,5"
 #define BUCKETS_REQUEST "0.01,0.025,0.05,0.1,0.25,0.5,1,2.5,5,10,30,60,120,300,600"
@@ -120,7 +121,7 @@ struct program {
     struct bt_net_signal *sigterm, *sigint;
     struct bt_timer drain_timer;
     uint64_t drain_end, linger_end;
-    bool http_draining;
+    bool http_draining, cut;
 };
 
 /* ---- draining ---- */
@@ -139,11 +140,19 @@ static void on_drain_poll(struct bt_timer *t, void *arg)
     struct program *p = arg;
     uint64_t now = bt_net_loop_now(p->router.loop);
 
-    if (now >= p->drain_end) {
-        bt_log_warn("router", "%u requests still run after the drain timeout: stopping",
-                    p->router.n_gens);
+    if (now >= p->drain_end && p->cut) {
         bt_net_loop_stop(p->router.loop);
         return;
+    }
+    if (now >= p->drain_end) {
+        struct bt_api_err e = {0};
+
+        bt_log_warn("router", "%u requests still run after the drain timeout: they end now",
+                    p->router.n_gens);
+        (void)bt_api_fail(&e, BT_API_UNAVAILABLE, NULL, "the router is shutting down");
+        bt_gen_end_all(&p->router, &e);
+        p->cut = true;
+        p->drain_end = now + DRAIN_CUT_NS;
     }
     if (!p->http_draining && p->router.n_gens == 0) {
         p->http_draining = true;

@@ -211,6 +211,18 @@ def test_sigterm_drains_the_router(undisturbed):
         assert c.router.proc.wait(60 * SLOW) == 0
 
 
+def test_drain_timeout_ends_streams_with_an_error():
+    with Cluster(MODEL, router_opts=["--drain-timeout", "300ms"]) as c:
+        progress = []
+        thread = threading.Thread(target=lambda: pytest.raises(Exception, stream, c, body(1, max_tokens=20000), progress))
+        thread.start()
+        wait_until("the stream to begin", lambda: len(progress) > 3)
+        c.router.proc.send_signal(signal.SIGTERM)
+        thread.join(60 * SLOW)
+        assert "shutting down" in progress[-1]["error"]["message"], progress[-1]
+        assert c.router.proc.wait(20 * SLOW) == 0
+
+
 def test_second_sigterm_quits():
     with Cluster(MODEL) as c:
         progress = []
