@@ -394,10 +394,12 @@ static enum bt_status check_cfg(struct bt_node *n, struct bt_err *err)
     int own = n->hooks.role == BT_ROLE_PREFILL ? 0 : 1;
 
     if (n->cfg.router == NULL) {
-        return bt_err_set(err, BT_ERR_INVALID, "--router is missing");
+        return bt_err_set(
+            err, BT_ERR_INVALID,
+            "--router HOST:PORT is missing: the address that the router logs as \"sessions on\"");
     }
     if (n->cfg.model == NULL) {
-        return bt_err_set(err, BT_ERR_INVALID, "--model is missing");
+        return bt_err_set(err, BT_ERR_INVALID, "--model DIR_OR_GGUF is missing");
     }
     if (n->cfg.backend != 0) {
         return bt_err_set(err, BT_ERR_INVALID, "--backend %s: this build has the cpu backend only",
@@ -423,6 +425,21 @@ static void on_load_progress(void *arg, double fraction)
         n->p->load_tenth = tenth;
         bt_log_info("node", "loading the model: %d %%", tenth * 10);
     }
+}
+
+static void log_pool(const struct bt_engine_layout *l)
+{
+    uint64_t bytes = 0, n_tokens = UINT64_MAX;
+
+    for (uint32_t i = 0; i < l->n_groups; i++) {
+        uint64_t tokens = (uint64_t)l->groups[i].n_pages * l->page_tokens;
+
+        bytes +=
+            (uint64_t)l->groups[i].n_pages * l->groups[i].n_layers * l->groups[i].page_layer_bytes;
+        n_tokens = tokens < n_tokens ? tokens : n_tokens;
+    }
+    bt_log_info("node", "kv cache of %.0f MiB: room for %llu tokens (--kv-bytes)",
+                (double)bytes / 1048576.0, (unsigned long long)n_tokens);
 }
 
 static enum bt_status start_engine(struct bt_node *n, struct bt_err *err)
@@ -458,6 +475,7 @@ static enum bt_status start_engine(struct bt_node *n, struct bt_err *err)
         n->model->name, n->model->arch, (double)n->model->n_params / 1e6,
         (double)(bt_clock_ns() - t0) / 1e6, bt_engine_describe(e), n->layout->kv_layout,
         bt_engine_max_tokens(e));
+    log_pool(n->layout);
     st = bt_engine_thread_start(n->loop, e, n->cfg.max_jobs, on_engine, n, &n->engine);
     return st == BT_OK ? BT_OK : bt_err_set(err, st, "cannot start the engine thread");
 }
@@ -555,9 +573,6 @@ static enum bt_status node_start(struct bt_node *n, struct bt_err *err)
     enum bt_status st = bt_net_loop_create(&n->loop);
 
     if (st == BT_OK) {
-        st = check_cfg(n, err);
-    }
-    if (st == BT_OK) {
         st = start_engine(n, err);
     }
     if (st == BT_OK) {
@@ -639,6 +654,12 @@ int bt_node_main(const struct bt_prog *prog, int argc, char **argv,
     if (n.p == NULL) {
         fprintf(stderr, "%s: out of memory\n", prog->name);
         return 1;
+    }
+    if (check_cfg(&n, &err) != BT_OK) {
+        fprintf(stderr, "%s: %s\n", prog->name, err.msg);
+        bt_free(n.p);
+        bt_opt_free(prog, &n.cfg);
+        return 2;
     }
     for (uint32_t i = 0; i < BT_ROUTERS_MAX; i++) {
         bt_arena_init(&n.p->outboxes[i].arena, OUTBOX_ARENA);

@@ -188,7 +188,7 @@ static enum bt_status check_config(struct program *p, struct bt_err *err)
     const struct config *c = &p->cfg;
 
     if (c->model == NULL) {
-        return bt_err_set(err, BT_ERR_INVALID, "--model is missing");
+        return bt_err_set(err, BT_ERR_INVALID, "--model DIR_OR_GGUF is missing");
     }
     if (strcmp(c->local_prefill, "never") != 0) {
         return bt_err_set(err, BT_ERR_INVALID,
