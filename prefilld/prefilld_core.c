@@ -243,8 +243,8 @@ static void act_peer_state(struct bt_pf_core *c, const struct pf_peer *p, bool r
     act(c, BT_PF_PEER_STATE)->peer_state = (struct bt_msg_peer_state){p->instance, reachable, why};
 }
 
-/* A new peer that is reached is told as well: what was said of it before may still be on its way. */
-/* Routers hear of a change; those that come later with their next list (bt_pf_on_peers). */
+/* A new peer that is reached is told as well: what was said of it before may still be on its way.
+ * Routers that come later hear of it with their next list (bt_pf_on_peers). */
 static void tell_peer_state(struct bt_pf_core *c, struct pf_peer *p, bool reachable,
                             const char *why)
 {
