@@ -29,6 +29,7 @@ enum bt_sim_profile {
     BT_SIM_FREEZES,    /* stopped for shorter or longer than the lease, then continued */
     BT_SIM_TINY_POOLS, /* pages, slots and queues too small */
     BT_SIM_ROLLING,    /* one node after the other is drained and replaced: nothing may fail */
+    BT_SIM_ONE_FAULT,  /* one fault, two nodes of each role: only the dead router's requests fail */
     BT_SIM_EVERYTHING, /* all of the above, and sends that are refused or lost */
     BT_SIM_PROFILES,
 };

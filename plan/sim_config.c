@@ -26,9 +26,9 @@ uint64_t sim_kv(uint64_t prefix, uint32_t group, uint32_t layer, uint32_t pos)
     return sim_mix(prefix, (uint64_t)group << 48 | (uint64_t)layer << 32 | pos);
 }
 
-struct bt_sampled sim_sample(uint64_t sum, uint64_t seed, uint32_t index)
+struct bt_sampled sim_sample(uint64_t sum, uint32_t class, uint64_t seed, uint32_t index)
 {
-    uint64_t x = sim_mix(sim_mix(sum, seed), index);
+    uint64_t x = sim_mix(sim_mix(sum + class, seed), index);
 
     return (struct bt_sampled){.token = (uint32_t)(x % SIM_VOCAB),
                                .logprob = -(float)(x >> 44) / 65536.0F};
@@ -49,7 +49,7 @@ static void config_sizes(struct bt_sim *s, struct sim_config *c, enum bt_sim_pro
 {
     bool tiny =
         profile == BT_SIM_TINY_POOLS || (profile == BT_SIM_EVERYTHING && sim_chance(s, 300000));
-    uint32_t at_least = profile == BT_SIM_ROLLING ? 2 : 1;
+    uint32_t at_least = profile == BT_SIM_ROLLING || profile == BT_SIM_ONE_FAULT ? 2 : 1;
 
     c->n_routers = 1 + (sim_chance(s, 400000) ? 1 + sim_below(s, SIM_ROUTERS_MAX - 1) : 0);
     c->n_nodes[0] = at_least + sim_below(s, SIM_NODES_MAX - at_least);
@@ -73,8 +73,8 @@ static void config_sizes(struct bt_sim *s, struct sim_config *c, enum bt_sim_pro
     }
     c->seqs_max = tiny ? (uint32_t)sim_between(s, 4, 64) : 256;
     c->queue_max = tiny ? (uint32_t)sim_between(s, 2, 64) : 256;
-    c->n_requests = (uint32_t)sim_between(s, 3, 40);
-    c->arrive_ns = sim_between(s, 50, 6000) * SIM_MS;
+    c->n_requests = (uint32_t)sim_between(s, 3, tiny ? 80 : 40);
+    c->arrive_ns = sim_between(s, 50, tiny ? 1000 : 6000) * SIM_MS;
 }
 
 static void config_times(struct bt_sim *s, struct sim_config *c)
@@ -87,6 +87,7 @@ static void config_times(struct bt_sim *s, struct sim_config *c)
     c->net_min_ns = sim_between(s, 10, 1000) * 1000;
     c->net_max_ns = c->net_min_ns + sim_between(s, 0, 5000) * 1000;
     c->local_max_ns = sim_between(s, 1, 1000) * 1000;
+    c->hiccup_ppm = sim_chance(s, 500000) ? sim_below(s, 20000) : 0;
     c->step_ns = sim_between(s, 200, 15000) * 1000;
     c->token_ns = sim_between(s, 10, 500) * 1000;
     c->share_ns = sim_between(s, 1, 2000) * 1000;
@@ -102,18 +103,27 @@ static void config_faults(struct bt_sim *s, struct sim_config *c, enum bt_sim_pr
 {
     static const uint32_t kinds[BT_SIM_PROFILES] = {
         [BT_SIM_KILLS] = SIM_FAULT_KILL_NODE | SIM_FAULT_KILL_ROUTER,
-        [BT_SIM_CUTS] = SIM_FAULT_CUT | SIM_FAULT_STREAM | SIM_FAULT_CONN | SIM_FAULT_SLOW,
+        [BT_SIM_CUTS] =
+            SIM_FAULT_CUT | SIM_FAULT_STREAM | SIM_FAULT_CONN | SIM_FAULT_SLOW | SIM_FAULT_STALL,
         [BT_SIM_FREEZES] = SIM_FAULT_FREEZE,
         [BT_SIM_TINY_POOLS] = 0,
         [BT_SIM_ROLLING] = SIM_FAULT_DRAIN,
+        [BT_SIM_ONE_FAULT] = SIM_FAULT_ALL,
         [BT_SIM_EVERYTHING] = SIM_FAULT_ALL,
     };
 
     c->fault_kinds = kinds[profile];
-    c->n_faults = c->fault_kinds == 0 ? 0 : (uint32_t)sim_between(s, 1, 8);
+    c->n_faults = c->fault_kinds == 0           ? 0
+                  : profile == BT_SIM_ONE_FAULT ? 1
+                                                : (uint32_t)sim_between(s, 1, 8);
+    c->together = sim_chance(s, 200000);
+    if (profile ==
+        BT_SIM_ONE_FAULT) { /* a router that was frozen is dialled again within that time */
+        c->grace_ns = c->lease_ns + 5000 * SIM_MS;
+    }
     c->fault_ns = sim_between(s, 1000, 8000) * SIM_MS;
-    c->must_finish =
-        profile == BT_SIM_CALM || profile == BT_SIM_CANCELS || profile == BT_SIM_ROLLING;
+    c->must_finish = profile == BT_SIM_CALM || profile == BT_SIM_CANCELS ||
+                     profile == BT_SIM_ROLLING || profile == BT_SIM_ONE_FAULT;
     if (profile == BT_SIM_ROLLING) {
         c->n_faults = c->n_nodes[0] + c->n_nodes[1];
         c->arrive_ns = sim_between(s, 3000, 12000) * SIM_MS;
@@ -130,6 +140,31 @@ static void config_faults(struct bt_sim *s, struct sim_config *c, enum bt_sim_pr
         c->share_twice_ppm = rough ? sim_below(s, 100000) : 0;
         c->busy_ppm = rough && profile == BT_SIM_EVERYTHING ? sim_below(s, 20000) : 0;
         c->ctrl_lost_ppm = rough && profile == BT_SIM_EVERYTHING ? sim_below(s, 10000) : 0;
+    }
+}
+
+/* How long a job may hold its pages after its ticket is over: a step and the shares in flight; with
+ * faults, until connections are given up. */
+static uint64_t hold_ns(const struct sim_config *c)
+{
+    uint64_t hiccup = c->hiccup_ppm > 0 ? 200 : 1;
+    uint64_t step = c->step_ns + c->token_ns * (c->chunk_tokens + c->max_batch);
+    uint64_t shares = c->share_window * (3 * c->net_max_ns + c->share_ns);
+    uint64_t ns = 2 * step + (shares + 8 * c->local_max_ns) * hiccup + 200 * SIM_MS;
+
+    return c->fault_kinds == 0 ? ns : ns * 40 + c->lease_ns * 4 + c->transfer_ns;
+}
+
+/* Models of a second kind may be there: never paired with the first, and never in its place. */
+static void config_classes(struct bt_sim *s, struct sim_config *c)
+{
+    uint32_t first[2] = {c->n_routers, c->n_routers + c->n_nodes[0]};
+
+    if (s->opts.profile != BT_SIM_EVERYTHING || !sim_chance(s, 300000)) {
+        return;
+    }
+    for (uint32_t i = c->n_routers; i < s->n_procs; i++) {
+        c->classes[i] = i != first[0] && i != first[1] && sim_chance(s, 400000);
     }
 }
 
@@ -158,4 +193,9 @@ void sim_config(struct bt_sim *s)
     config_times(s, &s->cfg);
     config_faults(s, &s->cfg, s->opts.profile);
     name_procs(s);
+    config_classes(s, &s->cfg);
+    if (!s->cfg.must_finish && sim_chance(s, 200000)) {
+        s->cfg.start_ns = sim_between(s, 1, 3000) * SIM_MS;
+    }
+    s->cfg.hold_ns = hold_ns(&s->cfg);
 }

@@ -167,7 +167,8 @@ static void on_greeting(struct bt_sim *s, struct sim_event *e)
         sim_hold(s, e);
         return;
     }
-    if (c->instance != s->procs[e->proc].instance) {
+    if (c->instance != s->procs[e->proc].instance ||
+        s->cfg.classes[c->proc[SIDE_P]] != s->cfg.classes[c->proc[SIDE_D]]) {
         conn_post(s, e->i, SIDE_P, on_refused);
         return;
     }

@@ -10,7 +10,7 @@
 
 /* ---- checks ---- */
 
-void sim_job_new(struct bt_sim *s, struct sim_node *n, uint64_t job)
+void sim_job_new(struct bt_sim *s, struct sim_node *n, uint64_t job, const struct bt_ticket *t)
 {
     struct sim_job_state *j = &n->jobs[(uint32_t)job];
 
@@ -18,7 +18,7 @@ void sim_job_new(struct bt_sim *s, struct sim_node *n, uint64_t job)
         sim_fail(s, "%s: job %llx is given to the engine while %llx has its slot",
                  s->procs[n->proc].name, (unsigned long long)job, (unsigned long long)j->job);
     }
-    *j = (struct sim_job_state){.job = job};
+    *j = (struct sim_job_state){.job = job, .ticket = *t};
 }
 
 struct sim_job_state *sim_job(struct bt_sim *s, struct sim_node *n, uint64_t job, const char *what)
@@ -61,13 +61,37 @@ void sim_ticket_new(struct bt_sim *s, struct sim_node *n, uint32_t link,
     BT_ASSERT(st == BT_OK);
 }
 
-void sim_ticket_over(struct sim_node *n, uint32_t link, const struct bt_ticket *t)
+static void ticket_set_over(struct bt_sim *s, struct sim_ticket_state *x)
+{
+    if (!x->over) {
+        x->over = true;
+        x->t_over = s->now;
+    }
+}
+
+void sim_ticket_over(struct bt_sim *s, struct sim_node *n, uint32_t link, const struct bt_ticket *t)
 {
     for (uint32_t i = 0; i < n->n_tickets; i++) {
         struct sim_ticket_state *x = &n->tickets[i];
 
         if (x->router == link && (t == NULL || bt_ticket_equal(&x->ticket, t))) {
-            x->over = true;
+            ticket_set_over(s, x);
+        }
+    }
+}
+
+/* Whoever left is forgotten promptly. */
+static void check_held(struct bt_sim *s, struct sim_node *n)
+{
+    for (uint32_t i = 0; i < n->max_jobs; i++) {
+        const struct sim_job_state *j = &n->jobs[i];
+        const struct sim_ticket_state *x =
+            j->job != 0 && !j->gone ? ticket_find(n, &j->ticket) : NULL;
+
+        if (x != NULL && x->over && s->now - x->t_over > s->cfg.hold_ns) {
+            sim_fail(s, "%s holds pages of ticket %llx %llu ms after it is over",
+                     s->procs[n->proc].name, (unsigned long long)sim_ticket_id(&j->ticket),
+                     (unsigned long long)((s->now - x->t_over) / SIM_MS));
         }
     }
 }
@@ -100,7 +124,9 @@ void sim_ticket_output(struct bt_sim *s, struct sim_node *n, uint32_t link,
                  (unsigned long long)sim_ticket_id(&o->ticket), o->index, x->next);
     }
     x->next += (uint32_t)o->n_tokens;
-    x->over = o->finish != 0;
+    if (o->finish != 0) {
+        ticket_set_over(s, x);
+    }
     sim_link_output(s, n, link, o);
 }
 
@@ -114,7 +140,7 @@ void sim_ticket_end(struct bt_sim *s, struct sim_node *n, uint32_t link,
     }
     sim_logs(s, m->text, "%p: ticket %x ends, reason %u: %s", n->proc, sim_ticket_id(&m->ticket),
              m->reason);
-    x->over = true;
+    ticket_set_over(s, x);
     sim_link_attempt_end(s, n, link, m);
 }
 
@@ -130,7 +156,7 @@ void sim_node_hello(struct bt_sim *s, const struct sim_node *n, struct bt_msg_he
         .role = n->role,
         .instance = p->instance,
         .name = p->name,
-        .fingerprint = 1,
+        .fingerprint = 1 + s->cfg.classes[n->proc],
         .numerics = "toy",
         .kv_layout = "toy",
         .model_name = "toy",
@@ -185,6 +211,7 @@ static void on_tick(struct bt_sim *s, struct sim_event *e)
         bt_dc_on_tick(n->dc, s->now);
         sim_decode_run(s, n);
     }
+    check_held(s, n);
     if (p->draining && (sim_node_jobs(n) == 0 || s->now >= n->drain_end)) {
         sim_proc_stop(s, e->proc, true);
         return;
@@ -218,7 +245,7 @@ void sim_node_router_up(struct bt_sim *s, struct sim_node *n, uint32_t link)
 
 void sim_node_router_lost(struct bt_sim *s, struct sim_node *n, uint32_t link)
 {
-    sim_ticket_over(n, link, NULL);
+    sim_ticket_over(s, n, link, NULL);
     if (n->role == BT_ROLE_PREFILL) {
         sim_prefill_router_lost(s, n, link);
     } else {
@@ -237,7 +264,7 @@ void sim_node_message(struct bt_sim *s, struct sim_node *n, uint32_t link,
     } else if (m->kind == BT_FROM_ROUTER_CANCEL) {
         sim_log(s, "%p: cancel of ticket %x from %p", n->proc, sim_ticket_id(&m->cancel.ticket),
                 link);
-        sim_ticket_over(n, link, &m->cancel.ticket);
+        sim_ticket_over(s, n, link, &m->cancel.ticket);
     }
     if (n->role == BT_ROLE_PREFILL) {
         sim_prefill_message(s, n, link, m);

@@ -24,9 +24,15 @@ void sim_decode_start(struct bt_sim *s, struct sim_node *n)
     BT_ASSERT(st == BT_OK);
 }
 
-static void do_land(struct bt_sim *s, struct sim_node *n, const struct bt_dc_action *a)
+static bool do_land(struct bt_sim *s, struct sim_node *n, const struct bt_dc_action *a)
 {
     const struct bt_dc_request *m = a->land;
+
+    sim_job_new(s, n, a->job, &a->ticket);
+    if (sim_chance(s, s->cfg.busy_ppm)) {
+        sim_job_gone(n, a->job);
+        return false;
+    }
     struct sim_req *r = sim_alloc(sizeof *r + m->n_tokens * sizeof r->tokens[0]);
 
     r->n_tokens = m->n_tokens;
@@ -34,8 +40,8 @@ static void do_land(struct bt_sim *s, struct sim_node *n, const struct bt_dc_act
     r->max_tokens = m->sampling.max_tokens;
     r->seed = m->sampling.seed;
     memcpy(r->tokens, m->tokens, m->n_tokens * sizeof r->tokens[0]);
-    sim_job_new(s, n, a->job);
     sim_engine_cmd(s, n, &(struct sim_cmd){.kind = CMD_LAND, .job = a->job, .req = r});
+    return true;
 }
 
 static void do_begin(struct bt_sim *s, struct sim_node *n, const struct bt_dc_action *a)
@@ -69,13 +75,12 @@ static void engine_job(struct bt_sim *s, struct sim_node *n, enum sim_cmd_kind k
     sim_engine_cmd(s, n, &(struct sim_cmd){.kind = kind, .job = job});
 }
 
-/* false: the transfer room does not take the landing. */
+/* false: the engine or the transfer room does not take it. */
 static bool do_action(struct bt_sim *s, struct sim_node *n, const struct bt_dc_action *a)
 {
     switch (a->kind) {
     case BT_DC_ENGINE_LAND:
-        do_land(s, n, a);
-        break;
+        return do_land(s, n, a);
     case BT_DC_ENGINE_BEGIN:
         do_begin(s, n, a);
         break;
@@ -116,17 +121,22 @@ static bool do_action(struct bt_sim *s, struct sim_node *n, const struct bt_dc_a
 void sim_decode_run(struct bt_sim *s, struct sim_node *n)
 {
     const struct bt_dc_actions *list = bt_dc_core_actions(n->dc);
-    uint64_t refused = 0;
+    struct bt_dc_action refused = {0};
 
     for (size_t i = 0; i < list->n; i++) {
         if (!do_action(s, n, &list->items[i])) {
-            refused = list->items[i].job;
+            refused = list->items[i];
         }
     }
-    if (refused != 0) {
-        bt_dc_on_land_refused(n->dc, s->now, refused, "busy");
-        sim_decode_run(s, n);
+    if (refused.job == 0) {
+        return;
     }
+    if (refused.kind == BT_DC_LAND_OPEN) {
+        bt_dc_on_land_refused(n->dc, s->now, refused.job, "busy");
+    } else {
+        bt_dc_on_engine_failed(n->dc, s->now, refused.job, BT_ERR_BUSY, "busy");
+    }
+    sim_decode_run(s, n);
 }
 
 void sim_decode_engine(struct bt_sim *s, struct sim_node *n, const struct sim_engine_msg *m)

@@ -413,7 +413,7 @@ static void deliver(struct bt_sim *s, struct sim_node *n, const uint64_t *sums)
             struct sim_engine_msg m = {.kind = EV_TOKEN, .index = q->n_tokens - q->n_prompt};
 
             m.job = job_of_seq(x, b->id);
-            m.sampled = sim_sample(sums[i], q->seed, m.index);
+            m.sampled = sim_sample(sums[i], s->cfg.classes[n->proc], q->seed, m.index);
             m.finish = sim_finish(&s->cfg, m.sampled.token, q->n_prompt, m.index, q->max_tokens);
             seq_add(q, m.sampled.token);
             bt_batch_sampled(x->batch, sp->slot, m.finish != 0);

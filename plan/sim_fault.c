@@ -133,6 +133,14 @@ static void inject(struct bt_sim *s, enum sim_fault kind)
         s->slow = 1 + sim_below(s, 40);
         sim_post(s, s->now + sim_between(s, 100, 3000) * SIM_MS, SIM_WORLD, on_fast);
         break;
+    case SIM_FAULT_STALL:
+        if (s->n_conns > 0) {
+            uint32_t conn = sim_below(s, s->n_conns);
+
+            sim_log(s, "connection %u stalls", conn);
+            s->conns[conn].stalled = true;
+        }
+        break;
     case SIM_FAULT_DRAIN:
         drain_proc(s, pick_proc(s, false));
         break;
@@ -143,7 +151,7 @@ static void inject(struct bt_sim *s, enum sim_fault kind)
 
 static void on_fault(struct bt_sim *s, struct sim_event *e)
 {
-    uint32_t n = 0, bits[8];
+    uint32_t n = 0, bits[16];
 
     (void)e;
     for (uint32_t b = 1; b < SIM_FAULT_ALL; b <<= 1) {
@@ -211,8 +219,13 @@ void sim_faults_start(struct bt_sim *s)
         sim_post(s, s->now + 2000 * SIM_MS, SIM_WORLD, on_roll)->i = c->n_routers;
         return;
     }
+    uint64_t at = sim_between(s, 0, c->fault_ns);
+
     for (uint32_t i = 0; i < c->n_faults; i++) {
-        sim_post(s, s->now + sim_between(s, 0, c->fault_ns), SIM_WORLD, on_fault);
+        uint64_t later = c->together ? sim_between(s, 0, 5 * SIM_MS) : 0;
+
+        sim_post(s, s->now + (c->together ? at + later : sim_between(s, 0, c->fault_ns)), SIM_WORLD,
+                 on_fault);
     }
     sim_post(s, s->now + last + 2000 * SIM_MS, SIM_WORLD, on_all_over);
 }

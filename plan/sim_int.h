@@ -26,6 +26,7 @@
 #define SIM_GROUPS_MAX  2u
 #define SIM_PAGE_MAX    8u /* tokens of a page */
 #define SIM_VOCAB       1000u
+#define SIM_CLASSES     2u  /* kinds of models */
 #define SIM_SPANS_MAX   64u /* sequences of a node */
 #define SIM_MS          BT_NS_PER_MS
 #define SIM_LOG_MAX     512u
@@ -37,7 +38,7 @@ struct sim_event;
 typedef void sim_fn(struct bt_sim *s, struct sim_event *e);
 
 struct sim_event {
-    uint64_t at, seq;
+    uint64_t at, seq, order; /* order: seq of the first time that it was posted */
     sim_fn *fn;
     uint32_t proc, incarnation; /* whose event it is: dropped when that one is gone */
     uint32_t i, k;
@@ -56,7 +57,8 @@ enum sim_fault {
     SIM_FAULT_CONN = 32,   /* one transfer connection breaks */
     SIM_FAULT_SLOW = 64,   /* latencies multiplied for a while */
     SIM_FAULT_DRAIN = 128,
-    SIM_FAULT_ALL = 255,
+    SIM_FAULT_STALL = 256, /* receives of one connection do not end */
+    SIM_FAULT_ALL = 511,
 };
 
 struct sim_config {
@@ -65,6 +67,9 @@ struct sim_config {
     uint32_t n_pages[2], chunk_tokens, max_batch, max_jobs, context;
     uint64_t lease_ns, heartbeat_ns, transfer_ns, connect_ns, drain_ns;
     uint64_t net_min_ns, net_max_ns, local_max_ns; /* latency between processes, and threads */
+    uint32_t hiccup_ppm;                           /* one of them takes up to 200 times as long */
+    uint64_t start_ns;                             /* processes start in [0, start_ns) */
+    uint32_t classes[SIM_PROCS_MAX];               /* of models: only equal ones may be paired */
     uint64_t step_ns, token_ns;                    /* of the engine */
     uint64_t share_ns;
     uint32_t share_window;
@@ -77,6 +82,8 @@ struct sim_config {
     uint32_t n_faults, fault_kinds;
     uint64_t fault_ns; /* faults begin in [0, fault_ns) */
     bool must_finish;  /* every request that nobody cancelled */
+    bool together;     /* all faults at nearly the same time */
+    uint64_t hold_ns;  /* a job's pages may be held so long after its ticket is over */
 };
 void sim_config(struct bt_sim *s);
 
@@ -86,7 +93,7 @@ void sim_config(struct bt_sim *s);
 uint64_t sim_prefix(uint64_t prefix, uint32_t token);
 uint64_t sim_kv(uint64_t prefix, uint32_t group, uint32_t layer, uint32_t pos);
 uint64_t sim_mix(uint64_t a, uint64_t b);
-struct bt_sampled sim_sample(uint64_t sum, uint64_t seed, uint32_t index);
+struct bt_sampled sim_sample(uint64_t sum, uint32_t class, uint64_t seed, uint32_t index);
 /* 0, 1 stop, 2 length */
 uint32_t sim_finish(const struct sim_config *c, uint32_t token, uint32_t n_prompt, uint32_t index,
                     uint32_t max_tokens);
@@ -171,6 +178,7 @@ struct sim_conn {
     enum sim_end end[2];
     uint64_t instance; /* D's, wanted */
     uint64_t rx[2], progress[2];
+    bool stalled;       /* its receives do not end */
     uint32_t n_sending; /* shares in the window */
 };
 
@@ -238,12 +246,14 @@ struct sim_job_state {
     bool gone;    /* the engine said that it forgot it */
     bool begun;
     uint32_t n_pushes; /* not answered yet */
+    struct bt_ticket ticket;
 };
 
 struct sim_ticket_state {
     struct bt_ticket ticket;
     uint32_t router; /* index of the link */
     bool over;
+    uint64_t t_over;
     uint32_t next; /* index of the next token */
 };
 
@@ -276,9 +286,12 @@ struct sim_request {
     int32_t priority;
     bool logprobs, prompt_logprobs, probe;
     uint64_t seed, seq;
-    uint32_t *tokens;          /* the prompt */
-    struct bt_sampled *answer; /* of an undisturbed run */
-    uint32_t n_answer, finish;
+    uint32_t *tokens; /* the prompt */
+    struct {
+        struct bt_sampled *tokens;
+        uint32_t n, finish;
+    } answer[SIM_CLASSES]; /* of undisturbed runs */
+    uint32_t classes;      /* bits: answers that agree with what was delivered */
     uint32_t n_got, logprob_next;
     enum bt_rt_end_kind end;
 };
@@ -383,6 +396,7 @@ static inline uint64_t sim_ticket_id(const struct bt_ticket *t)
 
 /* ---- sim_proc.c ---- */
 
+void sim_procs_start(struct bt_sim *s); /* all, in some order */
 void sim_proc_start(struct bt_sim *s, uint32_t proc);
 void sim_proc_stop(struct bt_sim *s, uint32_t proc, bool noticed);
 void sim_proc_freeze(struct bt_sim *s, uint32_t proc);
@@ -472,12 +486,13 @@ void sim_node_control(struct bt_sim *s, struct sim_node *n, uint64_t conn,
 uint32_t sim_node_jobs(const struct sim_node *n);
 
 /* Checks of what a core does with a job. */
-void sim_job_new(struct bt_sim *s, struct sim_node *n, uint64_t job);
+void sim_job_new(struct bt_sim *s, struct sim_node *n, uint64_t job, const struct bt_ticket *t);
 struct sim_job_state *sim_job(struct bt_sim *s, struct sim_node *n, uint64_t job, const char *what);
 void sim_job_gone(struct sim_node *n, uint64_t job);
 void sim_ticket_new(struct bt_sim *s, struct sim_node *n, uint32_t link,
                     const struct bt_msg_submit *m);
-void sim_ticket_over(struct sim_node *n, uint32_t link, const struct bt_ticket *t);
+void sim_ticket_over(struct bt_sim *s, struct sim_node *n, uint32_t link,
+                     const struct bt_ticket *t); /* t NULL: all of the link */
 void sim_ticket_output(struct bt_sim *s, struct sim_node *n, uint32_t link,
                        const struct bt_msg_output *o);
 void sim_ticket_end(struct bt_sim *s, struct sim_node *n, uint32_t link,

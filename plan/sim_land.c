@@ -313,7 +313,7 @@ static void on_receive_end(struct bt_sim *s, struct sim_event *e)
     struct sim_op *op = &s->ops[e->i];
     struct sim_conn *c = &s->conns[op->conn];
 
-    if (!op->used || !op->recv_open || op->number != e->a) {
+    if (!op->used || !op->recv_open || op->number != e->a || c->stalled) {
         return;
     }
     if (s->cut[c->proc[SIDE_P]][c->proc[SIDE_D]]) {

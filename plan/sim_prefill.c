@@ -7,7 +7,12 @@
 
 /* Answers to actions, given to the core after its list was carried out. */
 struct sim_answer {
-    enum { ANSWER_CONNECTING, ANSWER_CONNECT_FAILED, ANSWER_PUSH_FAILED } kind;
+    enum {
+        ANSWER_CONNECTING,
+        ANSWER_CONNECT_FAILED,
+        ANSWER_PUSH_FAILED,
+        ANSWER_ENGINE_FAILED
+    } kind;
     uint64_t id, conn;
 };
 
@@ -42,6 +47,12 @@ static void answer(struct sim_node *n, struct sim_answer a)
 static void do_submit(struct bt_sim *s, struct sim_node *n, const struct bt_pf_action *a)
 {
     const struct bt_msg_submit *m = a->submit;
+
+    sim_job_new(s, n, a->job, &m->ticket);
+    if (sim_chance(s, s->cfg.busy_ppm)) {
+        answer(n, (struct sim_answer){ANSWER_ENGINE_FAILED, a->job, 0});
+        return;
+    }
     struct sim_req *r = sim_alloc(sizeof *r + m->n_tokens * sizeof r->tokens[0]);
 
     r->n_tokens = (uint32_t)m->n_tokens;
@@ -51,7 +62,6 @@ static void do_submit(struct bt_sim *s, struct sim_node *n, const struct bt_pf_a
     r->hold = true;
     r->prompt_logprobs = m->prompt_logprobs;
     memcpy(r->tokens, m->tokens, m->n_tokens * sizeof r->tokens[0]);
-    sim_job_new(s, n, a->job);
     sim_engine_cmd(s, n, &(struct sim_cmd){.kind = CMD_SUBMIT, .job = a->job, .req = r});
 }
 
@@ -164,6 +174,10 @@ void sim_prefill_run(struct bt_sim *s, struct sim_node *n)
         case ANSWER_PUSH_FAILED:
             sim_job(s, n, a.id, "PUSHED")->n_pushes--;
             bt_pf_on_pushed(n->pf, s->now, a.id, BT_ERR_BUSY);
+            break;
+        case ANSWER_ENGINE_FAILED:
+            sim_job_gone(n, a.id);
+            bt_pf_on_engine_failed(n->pf, s->now, a.id, BT_ERR_BUSY, "busy");
             break;
         }
         run_list(s, n);

@@ -2,17 +2,23 @@
 
 #include "plan/sim_int.h"
 
+#include <stdlib.h>
 #include "base/assert.h"
 #include "base/mem.h"
 
+static uint64_t hiccup(struct bt_sim *s)
+{
+    return sim_chance(s, s->cfg.hiccup_ppm) ? sim_between(s, 2, 200) : 1;
+}
+
 uint64_t sim_latency(struct bt_sim *s)
 {
-    return sim_between(s, s->cfg.net_min_ns, s->cfg.net_max_ns) * s->slow;
+    return sim_between(s, s->cfg.net_min_ns, s->cfg.net_max_ns) * s->slow * hiccup(s);
 }
 
 uint64_t sim_local(struct bt_sim *s)
 {
-    return sim_between(s, 0, s->cfg.local_max_ns);
+    return sim_between(s, 0, s->cfg.local_max_ns) * hiccup(s);
 }
 
 bool sim_alive(const struct bt_sim *s, uint32_t proc, uint32_t incarnation)
@@ -46,6 +52,20 @@ void sim_proc_start(struct bt_sim *s, uint32_t proc)
         p->router = sim_router_create(s, proc);
     } else {
         p->node = sim_node_create(s, proc);
+    }
+}
+
+static void on_start(struct bt_sim *s, struct sim_event *e)
+{
+    if (!s->procs[e->i].alive) {
+        sim_proc_start(s, e->i);
+    }
+}
+
+void sim_procs_start(struct bt_sim *s)
+{
+    for (uint32_t i = 0; i < s->n_procs; i++) {
+        sim_post(s, s->now + sim_between(s, 0, s->cfg.start_ns), SIM_WORLD, on_start)->i = i;
     }
 }
 
@@ -83,7 +103,15 @@ void sim_proc_freeze(struct bt_sim *s, uint32_t proc)
     s->procs[proc].frozen = true;
 }
 
-/* What came meanwhile is seen at once: in order, or timers first, as a loop happens to look. */
+static int by_order(const void *a, const void *b)
+{
+    const struct sim_event *x = a, *y = b;
+
+    return x->order < y->order ? -1 : x->order > y->order;
+}
+
+/* What came meanwhile is seen at once: in the order in which it was sent (some was held back by the
+ * network meanwhile), or timers first, as a loop happens to look. */
 void sim_proc_thaw(struct bt_sim *s, uint32_t proc)
 {
     struct sim_proc *p = &s->procs[proc];
@@ -91,6 +119,9 @@ void sim_proc_thaw(struct bt_sim *s, uint32_t proc)
 
     sim_logs(s, p->name, "%s goes on", 0);
     p->frozen = false;
+    if (p->n_stalled > 0) {
+        qsort(p->stalled, p->n_stalled, sizeof *p->stalled, by_order);
+    }
     for (size_t i = 0; timers_first && i < p->n_stalled; i++) {
         if (p->stalled[i].k == SIM_TIMER) {
             sim_repost(s, s->now, &p->stalled[i]);

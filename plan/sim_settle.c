@@ -94,9 +94,8 @@ static bool sees_all(const struct bt_sim *s, const struct sim_router *r)
     uint32_t pos = 0, n = 0;
 
     while (bt_rt_core_node(r->core, &pos, &i)) {
-        if (strcmp(i.state, "ready") == 0 && i.n_cut == 0) {
-            n++;
-        }
+        n += i.n_cut == 0 &&
+             (strcmp(i.state, "ready") == 0 || strncmp(i.state, "mismatch: model", 15) == 0);
     }
     return n == s->cfg.n_nodes[0] + s->cfg.n_nodes[1];
 }
@@ -110,7 +109,8 @@ static bool joined(const struct bt_sim *s)
             return false;
         }
         for (uint32_t d = 0; d < s->n_procs; d++) {
-            if (p->name[0] == 'p' && s->procs[d].name[0] == 'd' && !conn_up(s, i, d)) {
+            if (p->name[0] == 'p' && s->procs[d].name[0] == 'd' &&
+                s->cfg.classes[i] == s->cfg.classes[d] && !conn_up(s, i, d)) {
                 return false;
             }
         }

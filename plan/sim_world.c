@@ -123,6 +123,7 @@ static struct sim_event *insert(struct bt_sim *s, uint64_t at, const struct sim_
     *x = *e;
     x->at = at > s->now ? at : s->now;
     x->seq = ++s->seq;
+    x->order = x->order == 0 ? x->seq : x->order;
     heap_push(s, (struct sim_heap_item){x->at, x->seq, slot});
     return x;
 }
@@ -252,10 +253,15 @@ void sim_fail(struct bt_sim *s, const char *fmt, ...)
 const char *bt_sim_profile_name(enum bt_sim_profile p)
 {
     static const char *const names[BT_SIM_PROFILES] = {
-        [BT_SIM_CALM] = "calm",       [BT_SIM_CANCELS] = "cancels",
-        [BT_SIM_KILLS] = "kills",     [BT_SIM_CUTS] = "cuts",
-        [BT_SIM_FREEZES] = "freezes", [BT_SIM_TINY_POOLS] = "tiny-pools",
-        [BT_SIM_ROLLING] = "rolling", [BT_SIM_EVERYTHING] = "everything",
+        [BT_SIM_CALM] = "calm",
+        [BT_SIM_CANCELS] = "cancels",
+        [BT_SIM_KILLS] = "kills",
+        [BT_SIM_CUTS] = "cuts",
+        [BT_SIM_FREEZES] = "freezes",
+        [BT_SIM_TINY_POOLS] = "tiny-pools",
+        [BT_SIM_ROLLING] = "rolling",
+        [BT_SIM_ONE_FAULT] = "one-fault",
+        [BT_SIM_EVERYTHING] = "everything",
     };
 
     return p < BT_SIM_PROFILES ? names[p] : NULL;
@@ -282,9 +288,7 @@ void bt_sim_run(struct bt_sim *s)
 {
     const struct sim_config *c = &s->cfg;
 
-    for (uint32_t i = 0; i < s->n_procs; i++) {
-        sim_proc_start(s, i);
-    }
+    sim_procs_start(s);
     sim_clients_start(s);
     sim_faults_start(s);
     sim_log(s, "run: %u routers, %u prefill and %u decode nodes, %u requests, %u faults",
