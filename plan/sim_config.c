@@ -95,6 +95,9 @@ static void config_times(struct bt_sim *s, struct sim_config *c)
     c->rendezvous = sim_chance(s, 500000);
     c->attempts_max = 8;
     c->queue_ns = sim_between(s, 10000, 30000) * SIM_MS;
+    if (s->opts.profile == BT_SIM_TINY_POOLS && sim_chance(s, 500000)) {
+        c->queue_ns = sim_between(s, 100, 3000) * SIM_MS;
+    }
     c->grace_ns = sim_between(s, 1000, 5000) * SIM_MS;
     c->migrate_ns = 10000 * SIM_MS;
 }

@@ -358,6 +358,23 @@ void sim_control(struct bt_sim *s, struct sim_node *n, uint64_t id, const struct
     memcpy(e->p, s->buf.data, s->buf.len);
 }
 
+/* A message that comes as if the other end had sent it. */
+void sim_conn_forge(struct bt_sim *s, uint32_t conn, enum sim_side to, const struct bt_control *m)
+{
+    if (s->conns[conn].end[to] != END_UP) {
+        return;
+    }
+    bt_buf_clear(&s->buf);
+    enum bt_status st = bt_control_encode(m, &s->buf);
+
+    BT_ASSERT(st == BT_OK);
+    struct sim_event *e = conn_post(s, conn, to, on_control_arrives);
+
+    e->b = s->buf.len;
+    e->p = sim_alloc(s->buf.len + 1);
+    memcpy(e->p, s->buf.data, s->buf.len);
+}
+
 /* ---- heartbeats ---- */
 
 static void on_ping(struct bt_sim *s, struct sim_event *e)

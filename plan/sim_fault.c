@@ -104,6 +104,56 @@ static void drain_proc(struct bt_sim *s, uint32_t proc)
     }
 }
 
+/* Generations that D will never give: what they name is stale everywhere. */
+static void forge_fill(struct bt_sim *s, struct bt_control *m, enum bt_control_kind kind)
+{
+    m->kind = kind;
+    m->generation = sim_chance(s, 300000) ? 0 : UINT64_C(1) << 40 | sim_below(s, 100);
+    switch (kind) {
+    case BT_CONTROL_STARTED:
+        m->started.n_tokens = sim_below(s, 200);
+        break;
+    case BT_CONTROL_GRANT:
+        m->grant.n_groups = 1 + sim_below(s, 3);
+        m->grant.first_page[0] = sim_below(s, 100);
+        break;
+    case BT_CONTROL_REFUSE:
+        m->refuse.reason = BT_ATTEMPT_RETRY;
+        m->refuse.text = "forged";
+        break;
+    case BT_CONTROL_HANDOFF:
+        m->handoff.index = sim_below(s, 3);
+        m->handoff.n_groups = 1 + sim_below(s, 3);
+        m->handoff.n_shares[0] = sim_below(s, 100);
+        break;
+    case BT_CONTROL_REVOKE:
+    case BT_CONTROL_FORGET:
+    case BT_CONTROL_DONE:
+        break;
+    }
+}
+
+static void forge(struct bt_sim *s)
+{
+    for (uint32_t i = sim_below(s, 20); s->n_conns > 0 && i > 0; i--) {
+        uint32_t conn = sim_below(s, s->n_conns);
+        enum sim_side to = (enum sim_side)sim_below(s, 2);
+        const struct sim_node *n = s->procs[s->conns[conn].proc[to]].node;
+        struct bt_control m = {0};
+
+        if (n == NULL || n->n_tickets == 0) {
+            continue;
+        }
+        m.ticket =
+            n->tickets[n->n_tickets - 1 - sim_below(s, n->n_tickets < 4 ? n->n_tickets : 4)].ticket;
+        if (sim_chance(s, 200000)) {
+            m.ticket.b[3] ^= 1;
+        }
+        forge_fill(s, &m, (enum bt_control_kind)sim_below(s, BT_CONTROL_DONE + 1));
+        sim_conn_forge(s, conn, to, &m);
+    }
+}
+
 static void inject(struct bt_sim *s, enum sim_fault kind)
 {
     switch (kind) {
@@ -140,6 +190,9 @@ static void inject(struct bt_sim *s, enum sim_fault kind)
             sim_log(s, "connection %u stalls", conn);
             s->conns[conn].stalled = true;
         }
+        break;
+    case SIM_FAULT_FORGE:
+        forge(s);
         break;
     case SIM_FAULT_DRAIN:
         drain_proc(s, pick_proc(s, false));

@@ -58,7 +58,8 @@ enum sim_fault {
     SIM_FAULT_SLOW = 64,   /* latencies multiplied for a while */
     SIM_FAULT_DRAIN = 128,
     SIM_FAULT_STALL = 256, /* receives of one connection do not end */
-    SIM_FAULT_ALL = 511,
+    SIM_FAULT_FORGE = 512, /* control messages that nobody sent, of real tickets among others */
+    SIM_FAULT_ALL = 1023,
 };
 
 struct sim_config {
@@ -446,6 +447,7 @@ uint64_t sim_connect(struct bt_sim *s, struct sim_node *n, const char *address, 
 void sim_disconnect(struct bt_sim *s, struct sim_node *n, uint64_t id);
 void sim_control(struct bt_sim *s, struct sim_node *n, uint64_t id, const struct bt_control *m);
 void sim_conn_break(struct bt_sim *s, uint32_t conn);
+void sim_conn_forge(struct bt_sim *s, uint32_t conn, enum sim_side to, const struct bt_control *m);
 void sim_conns_tick(struct bt_sim *s, struct sim_node *n);
 void sim_conns_of_dead(struct bt_sim *s, uint32_t proc, bool noticed);
 struct sim_event *sim_xfer_event(struct bt_sim *s, struct sim_node *n, sim_fn *fn);

@@ -11,14 +11,21 @@ static uint64_t hiccup(struct bt_sim *s)
     return sim_chance(s, s->cfg.hiccup_ppm) ? sim_between(s, 2, 200) : 1;
 }
 
+static uint64_t at_most(uint64_t ns, uint64_t limit)
+{
+    return ns < limit ? ns : limit;
+}
+
 uint64_t sim_latency(struct bt_sim *s)
 {
-    return sim_between(s, s->cfg.net_min_ns, s->cfg.net_max_ns) * s->slow * hiccup(s);
+    uint64_t ns = sim_between(s, s->cfg.net_min_ns, s->cfg.net_max_ns);
+
+    return at_most(ns * s->slow * hiccup(s), 500 * SIM_MS);
 }
 
 uint64_t sim_local(struct bt_sim *s)
 {
-    return sim_between(s, 0, s->cfg.local_max_ns) * hiccup(s);
+    return at_most(sim_between(s, 0, s->cfg.local_max_ns) * hiccup(s), 100 * SIM_MS);
 }
 
 bool sim_alive(const struct bt_sim *s, uint32_t proc, uint32_t incarnation)

@@ -214,10 +214,7 @@ static int run_many(const struct options *o)
         }
         if (pid == 0) {
             close(fds[0]);
-            int code = worker(o, i, fds[1]);
-
-            fflush(stdout);
-            _exit(code);
+            exit(worker(o, i, fds[1]));
         }
     }
     close(fds[1]);
