@@ -55,6 +55,8 @@ struct bt_sim_result {
     uint64_t n_requests, n_finished, n_refused, n_cancelled, n_lost; /* lost: with their router */
     uint64_t n_tokens;                                               /* delivered to clients */
     uint64_t n_attempts, n_transfers, n_preempted, n_stale;
+    uint64_t longest_ns;  /* of a request that finished, from its arrival */
+    uint64_t settling_ns; /* from the last fault's end until all requests were over */
 };
 
 /* BT_ERR_NOMEM. */

@@ -168,8 +168,7 @@ static void on_arrive(struct bt_sim *s, struct sim_event *e)
         q->router = (q->router + 1) % s->cfg.n_routers;
     }
     if (!s->procs[q->router].alive) {
-        over(s, q, REQ_LOST);
-        s->result.n_lost++;
+        sim_post(s, s->now + 300 * SIM_MS, SIM_WORLD, on_arrive)->i = e->i;
         return;
     }
     q->state = REQ_ASKED;
@@ -232,6 +231,7 @@ void sim_client_probe(struct bt_sim *s, uint32_t router)
     make_request(s, q);
     free_answers(q);
     q->router = router;
+    q->t_arrive = s->now;
     q->n_prompt = 1;
     q->max_tokens = 3;
     q->t_cancel = q->t_deadline = 0;
@@ -381,6 +381,9 @@ void sim_client_end(struct bt_sim *s, struct sim_router *r, const struct bt_rt_a
     q->end = a->end.kind;
     if (a->end.kind == BT_RT_FINISHED) {
         s->result.n_finished++;
+        if (s->now - q->t_arrive > s->result.longest_ns) {
+            s->result.longest_ns = s->now - q->t_arrive;
+        }
         check_finished(s, q, a->end.finish);
         return;
     }

@@ -364,7 +364,7 @@ struct bt_sim {
     uint32_t n_open; /* requests not over yet */
     uint64_t t_over; /* of the last request */
     uint32_t stage;  /* of settling */
-    uint64_t t_stage_end;
+    uint64_t t_settle, t_stage_end;
     struct bt_arena arena; /* of the message being delivered */
     struct bt_buf buf;
     struct sim_log_entry log[SIM_LOG_MAX];

@@ -163,6 +163,9 @@ static void on_look(struct bt_sim *s, struct sim_event *e)
         sim_post(s, s->now + LOOK_NS, SIM_WORLD, on_look);
         return;
     }
+    if (s->stage == 0) {
+        s->result.settling_ns = s->now - s->t_settle;
+    }
     s->stage++;
     switch (s->stage) {
     case 1: /* pages of a vanished peer go with the lease, those of a lost message with its deadline */
@@ -200,6 +203,7 @@ void sim_settle_start(struct bt_sim *s)
     const struct sim_config *c = &s->cfg;
 
     collect(s);
+    s->t_settle = s->now;
     s->stage = 0;
     stage_next(s, c->queue_ns + 8 * (c->transfer_ns + c->lease_ns) + 20000 * SIM_MS);
     sim_post(s, s->now, SIM_WORLD, on_look);

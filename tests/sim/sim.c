@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <signal.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,6 +28,9 @@ struct options {
 struct totals {
     uint64_t seeds, failed, events, requests, finished, refused, cancelled, lost, tokens, attempts,
         transfers, preempted, faults, virtual_ms;
+    struct longest {
+        uint64_t ms, seed;
+    } request, settling;
 };
 
 static const struct bt_sim *current; /* for the handler of a failed assertion */
@@ -62,8 +66,17 @@ static enum bt_sim_profile profile_of(const struct options *o, uint64_t seed)
                                         : (enum bt_sim_profile)(seed % BT_SIM_PROFILES);
 }
 
-static void add(struct totals *t, const struct bt_sim_result *r)
+static void longer(struct longest *l, uint64_t ms, uint64_t seed)
 {
+    if (ms > l->ms) {
+        *l = (struct longest){ms, seed};
+    }
+}
+
+static void add(struct totals *t, uint64_t seed, const struct bt_sim_result *r)
+{
+    longer(&t->request, r->longest_ns / BT_NS_PER_MS, seed);
+    longer(&t->settling, r->settling_ns / BT_NS_PER_MS, seed);
     t->seeds++;
     t->failed += r->failed;
     t->events += r->events;
@@ -124,7 +137,7 @@ static bool run_seed(const struct options *o, uint64_t seed, struct totals *t)
         }
     }
     r.failed = !ok;
-    add(t, &r);
+    add(t, seed, &r);
     return ok;
 }
 
@@ -170,9 +183,11 @@ static void sum(struct totals *all, const struct totals *t)
     const uint64_t *from = (const uint64_t *)t;
     uint64_t *to = (uint64_t *)all;
 
-    for (size_t i = 0; i < sizeof *t / sizeof *from; i++) {
+    for (size_t i = 0; i < offsetof(struct totals, request) / sizeof *from; i++) {
         to[i] += from[i];
     }
+    longer(&all->request, t->request.ms, t->request.seed);
+    longer(&all->settling, t->settling.ms, t->settling.seed);
 }
 
 static void print_totals(const struct totals *t, uint64_t ns)
@@ -192,6 +207,9 @@ static void print_totals(const struct totals *t, uint64_t ns)
            (unsigned long long)t->lost, (unsigned long long)t->tokens,
            (unsigned long long)t->attempts, (unsigned long long)t->transfers,
            (unsigned long long)t->preempted);
+    printf("longest answer: %llu ms (seed %llu); longest settling: %llu ms (seed %llu)\n",
+           (unsigned long long)t->request.ms, (unsigned long long)t->request.seed,
+           (unsigned long long)t->settling.ms, (unsigned long long)t->settling.seed);
 }
 
 static int run_many(const struct options *o)
