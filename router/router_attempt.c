@@ -51,6 +51,7 @@ void bt_rt_leg_end(struct bt_rt_core *c, struct rt_seq *s, enum bt_role role, bo
     BT_ASSERT(n->own_seqs > 0);
     n->own_seqs--;
     uncharge(n, l);
+    c->n_freed++;
     if (cancel) {
         struct bt_rt_action *a = bt_rt_act(c, BT_RT_SEND);
 
@@ -222,6 +223,7 @@ static void again(struct bt_rt_core *c, uint64_t now, struct rt_seq *s)
             bt_rt_say(c, "%u attempts failed in a row, the last one: %s", s->failures, s->why));
         return;
     }
+    s->refused = refused;
     s->not_before = now + (refused ? backoff(c, s->refusals) : backoff(c, s->failures - 1));
     bt_rt_seq_wait(c, s);
 }
@@ -229,6 +231,8 @@ static void again(struct bt_rt_core *c, uint64_t now, struct rt_seq *s)
 void bt_rt_attempt_failed(struct bt_rt_core *c, uint64_t now, struct rt_seq *s, enum bt_role role,
                           enum bt_attempt_reason reason, const char *text)
 {
+    uint32_t n_freed = c->n_freed;
+
     BT_ASSERT(s->state == SEQ_RUNNING);
     snprintf(s->why, sizeof s->why, "%s", text);
     s->has_reason = true;
@@ -236,6 +240,9 @@ void bt_rt_attempt_failed(struct bt_rt_core *c, uint64_t now, struct rt_seq *s, 
     blame(c, s, role);
     bt_rt_leg_end(c, s, role, false);
     bt_rt_attempt_cancel(c, s);
+    if (reason == BT_ATTEMPT_REFUSED) {
+        c->n_freed = n_freed; /* there was no room, so there is none now */
+    }
     bt_rt_log(c, BT_LOG_DEBUG,
               bt_rt_say(c, "%s: attempt %u ended after %u tokens: %s", s->request_id,
                         s->info.n_attempts, bt_rt_produced(s), s->why));

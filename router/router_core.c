@@ -356,6 +356,19 @@ const struct bt_rt_stats *bt_rt_core_stats(const struct bt_rt_core *c)
 
 /* ---- dispatch ---- */
 
+/* Whether its pause is over: by time, or because a node has got room since it was refused. */
+static bool may_try(struct bt_rt_core *c, const struct rt_seq *s, uint64_t now)
+{
+    if (s->not_before <= now) {
+        return true;
+    }
+    if (!s->refused || c->n_freed == 0) {
+        return false;
+    }
+    c->n_freed--;
+    return true;
+}
+
 /* In order of the queue. A sequence that finds no room keeps those behind it from overtaking on the
  * same resource. */
 void bt_rt_pump(struct bt_rt_core *c, uint64_t now)
@@ -366,13 +379,14 @@ void bt_rt_pump(struct bt_rt_core *c, uint64_t now)
 
     for (struct rt_seq *s = c->waiting.first; s != NULL && n < SCAN_MAX; s = next, n++) {
         next = s->next;
-        if (s->not_before > now || (full && bt_rt_wants_decode(s))) {
+        if ((full && bt_rt_wants_decode(s)) || !may_try(c, s, now)) {
             continue;
         }
         if (bt_rt_attempt_start(c, now, s) == RT_NO_ROOM) {
             full = true;
         }
     }
+    c->n_freed = 0;
 }
 
 /* Ends it if it has waited too long for what there is. */

@@ -61,6 +61,7 @@ struct rt_seq {
     uint64_t t_wait, not_before;
     uint64_t ident;              /* of the nodes of the first attempt: all attempts run on such */
     uint32_t failures, refusals; /* in a row */
+    bool refused;                /* waits after a refusal: goes on when a node gets room */
     bool has_reason;
     enum bt_attempt_reason reason; /* of the last failure */
     char why[192];
@@ -103,6 +104,7 @@ struct bt_rt_core {
     bool ready;
     uint64_t t_unready;
     uint64_t next_beat;
+    uint32_t n_freed; /* legs that ended since the last pump: as many refused sequences may try */
     uint32_t next_node[2]; /* where the search for the next prefill / decode node begins */
     uint64_t n_tickets;
     struct rt_gone gone[RT_GONE_MAX];

@@ -401,6 +401,38 @@ static void test_retry(void)
     end();
 }
 
+/* Who was refused waits no longer than until a node has room again. */
+static void test_refused_goes_on(void)
+{
+    begin();
+    uint64_t p = join(BT_ROLE_PREFILL, 1, "p0");
+    uint64_t d = join(BT_ROLE_DECODE, 3, "d0");
+
+    clear();
+    start(2);
+    struct bt_ticket first = SUBMIT(0)->ticket;
+
+    start(9);
+    for (int i = 0; i < 8; i++) {
+        size_t n = count(BT_FROM_ROUTER_SUBMIT);
+
+        attempt_end(d, &SUBMIT(n - 1)->ticket, BT_ATTEMPT_REFUSED);
+        for (int k = 0; k < 100 && count(BT_FROM_ROUTER_SUBMIT) == n && i < 7; k++) {
+            tick(25);
+            bt_rt_on_message(core, now, p, &(struct bt_from_daemon){.kind = BT_FROM_DAEMON_LOAD});
+            bt_rt_on_message(core, now, d, &(struct bt_from_daemon){.kind = BT_FROM_DAEMON_LOAD});
+            drain();
+        }
+    }
+    size_t n = count(BT_FROM_ROUTER_SUBMIT);
+
+    output(p, &first, 0, 100, 1, 0, true);
+    output(d, &first, 0, 100, 2, 2, true);
+    CHECK_EQ(n_ends, 1);
+    CHECK_EQ(count(BT_FROM_ROUTER_SUBMIT), n + 2);
+    end();
+}
+
 static void test_refused(void)
 {
     begin();
@@ -925,6 +957,7 @@ int main(void)
     test_spread();
     test_retry();
     test_refused();
+    test_refused_goes_on();
     test_node_loss();
     test_no_node();
     test_cancel();
