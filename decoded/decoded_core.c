@@ -24,6 +24,7 @@ struct dc_job {
     uint32_t router;
     uint64_t conn;       /* P's connection; 0 before `started` */
     uint64_t generation; /* of the lease; 0 before */
+    uint32_t n_cached;   /* tokens that the prefix cache had */
     struct bt_dc_request req;
     uint32_t *tokens; /* memory of req.tokens and req.sampling.bias */
     struct bt_logit_bias *bias;
@@ -439,6 +440,12 @@ void bt_dc_on_engine_failed(struct bt_dc_core *c, uint64_t now, uint64_t job, en
     job_fail(c, j, reason, c->text);
 }
 
+/* With a prefix cache every group sees the whole context, and all groups begin at the same page. */
+static uint32_t cached_tokens(const struct bt_dc_core *c, const uint32_t *first_page)
+{
+    return c->opts.window[0] == 0 ? first_page[0] * c->opts.page_tokens : 0;
+}
+
 void bt_dc_on_engine_landed(struct bt_dc_core *c, uint64_t now, uint64_t job, uint32_t n_pages,
                             const uint32_t *first_page, const uint32_t *const *page_ids)
 {
@@ -456,6 +463,7 @@ void bt_dc_on_engine_landed(struct bt_dc_core *c, uint64_t now, uint64_t job, ui
         return;
     }
     j->generation = generation;
+    j->n_cached = cached_tokens(c, first_page);
     j->t_progress = now;
     j->land_open = true;
     job_set_state(j, JOB_LANDING);
@@ -502,7 +510,8 @@ static struct bt_msg_leg_stats leg_stats(const struct dc_job *j, uint64_t now)
         .transfer_ns = j->move_ns,
         .transfer_tail_ns = j->t_full > j->t_handoff ? j->t_full - j->t_handoff : 0,
         .decode_ns = now - j->t_run,
-        .transferred_tokens = j->bytes > 0 ? j->req.n_prompt : 0,
+        .transferred_tokens =
+            j->bytes > 0 && j->req.n_prompt > j->n_cached ? j->req.n_prompt - j->n_cached : 0,
         .transferred_bytes = j->bytes,
     };
 }
@@ -572,7 +581,8 @@ static void job_try_run(struct bt_dc_core *c, struct dc_job *j, uint64_t now)
     j->t_run = now;
     c->stats.transfers++;
     c->stats.transferred_bytes += j->bytes;
-    c->stats.transferred_tokens += j->bytes > 0 ? j->req.n_tokens : 0;
+    c->stats.transferred_tokens += j->bytes > 0 ? j->req.n_tokens - j->n_cached : 0;
+    c->stats.cached_tokens += j->n_cached;
     job_close_landing(c, j);
     act_control(c, j->conn, BT_CONTROL_DONE, &j->head.ticket)->generation = j->generation;
     act_job(c, BT_DC_ENGINE_BEGIN, j)->token = j->first.token;

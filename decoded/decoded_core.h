@@ -25,6 +25,8 @@ struct bt_dc_opts {
     uint32_t parked_max;
     uint32_t n_groups;
     uint32_t n_layers[BT_CONTROL_GROUPS_MAX];
+    uint32_t window[BT_CONTROL_GROUPS_MAX]; /* 0: full attention */
+    uint32_t page_tokens;
     uint64_t park_ns;     /* a `started` waits so long for its submit */
     uint64_t transfer_ns; /* a landing without progress is given up */
 };
@@ -79,6 +81,7 @@ struct bt_dc_actions {
 struct bt_dc_stats {
     uint64_t stale; /* messages dropped: ticket, generation or connection did not match */
     uint64_t transferred_tokens, transferred_bytes, transfers, failures;
+    uint64_t cached_tokens; /* not sent, because the prefix cache had them */
 };
 
 struct bt_dc_core;
@@ -102,6 +105,8 @@ void bt_dc_on_router_lost(struct bt_dc_core *c, uint64_t now, uint32_t router);
 /* From the engine. */
 void bt_dc_on_engine_failed(struct bt_dc_core *c, uint64_t now, uint64_t job, enum bt_status st,
                             const char *text);
+/* Pages before first_page are not wanted: outside the group's window or, where it has none, here from
+ * the prefix cache. */
 void bt_dc_on_engine_landed(struct bt_dc_core *c, uint64_t now, uint64_t job, uint32_t n_pages,
                             const uint32_t *first_page, const uint32_t *const *page_ids);
 void bt_dc_on_engine_token(struct bt_dc_core *c, uint64_t now, uint64_t job, uint32_t index,

@@ -276,6 +276,9 @@ static void metrics(void *arg, struct bt_buf *out)
     bt_prom_head(out, "baton_kv_transfer_seconds", BT_PROM_HISTOGRAM,
                  "First to last page of a transfer.");
     bt_prom_hist_render(out, "baton_kv_transfer_seconds", NULL, 0, &d->transfer_seconds);
+    bt_prom_head(out, "baton_prefix_cached_tokens_total", BT_PROM_COUNTER,
+                 "Tokens not sent here, because the prefix cache had them.");
+    bt_prom_u64(out, "baton_prefix_cached_tokens_total", NULL, 0, s->cached_tokens);
     bt_prom_head(out, "baton_attempts_failed_total", BT_PROM_COUNTER,
                  "Attempts that this node gave up.");
     bt_prom_u64(out, "baton_attempts_failed_total", NULL, 0, s->failures);
@@ -290,12 +293,14 @@ static void on_ready(void *arg, struct bt_node *n)
         .max_jobs = n->cfg.max_jobs,
         .parked_max = PARKED_MAX,
         .n_groups = n->layout->n_groups,
+        .page_tokens = n->cfg.page_tokens,
         .park_ns = n->cfg.lease,
         .transfer_ns = n->cfg.transfer_deadline,
     };
 
     for (uint32_t g = 0; g < o.n_groups; g++) {
         o.n_layers[g] = n->layout->groups[g].n_layers;
+        o.window[g] = n->layout->groups[g].window;
     }
     d->node = n;
     bt_node_hist_init(n, &d->transfer_seconds);

@@ -76,7 +76,8 @@ static enum bt_status create_pool(struct bt_engine *e, struct bt_err *err)
                                .max_batch = o->max_batch,
                                .max_seqs = o->max_seqs,
                                .prefill_rows = e->out_max - o->max_batch,
-                               .n_groups = e->info->n_groups};
+                               .n_groups = e->info->n_groups,
+                               .prefix_cache = o->prefix_cache};
 
     for (uint32_t g = 0; g < bo.n_groups; g++) {
         bo.groups[g].window = e->info->groups[g].window;
@@ -247,6 +248,11 @@ struct bt_engine_pages bt_engine_pages(const struct bt_engine *e)
 bt_seq_id bt_engine_page_holder(const struct bt_engine *e, uint32_t group, uint32_t page)
 {
     return bt_pages_info(bt_batch_pages(e->batch, group), page).holder;
+}
+
+bool bt_engine_caches(const struct bt_engine *e)
+{
+    return bt_batch_caches(e->batch);
 }
 
 uint32_t bt_engine_max_tokens(const struct bt_engine *e)

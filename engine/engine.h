@@ -37,6 +37,10 @@ struct bt_engine_opts {
     uint32_t chunk_tokens;  /* token budget of one step's prefill */
     uint32_t max_batch;     /* sequences decoded in one step */
     uint32_t max_seqs;      /* sequences known at once, waiting ones included; more: BT_ERR_BUSY */
+    /* Keep full pages of sequences that are over, while there is room, and let later ones with the
+     * same first tokens use them. The same bits come out. Only for models whose layers all see the
+     * whole context: elsewhere there is no cache, see bt_engine_caches. */
+    bool prefix_cache;
     void (*load_progress)(void *arg, double fraction);
     void *load_arg;
 };
@@ -70,7 +74,7 @@ struct bt_engine_req {
     bool prompt_logprobs; /* echo: log-probabilities of prompt tokens 1 … n_prompt-1 */
 };
 
-/* Pages that became complete for one layer: indexes are absolute page numbers of the sequence in
+/* Pages that are complete for one layer: indexes are absolute page numbers of the sequence in
  * that layer's group. */
 struct bt_engine_page_event {
     bt_seq_id seq;
@@ -90,9 +94,11 @@ struct bt_engine_token {
 /* Called inside bt_engine_step, on the engine thread. */
 struct bt_engine_hooks {
     void *arg;
-    void (*on_started)(void *arg, bt_seq_id seq); /* its first chunk begins now; pages are leased */
+    /* Its first chunk begins now; pages are leased. n_cached: tokens whose KV the prefix cache had;
+     * computing begins behind them. */
+    void (*on_started)(void *arg, bt_seq_id seq, uint32_t n_cached);
     /* Every needed page of the prompt once per layer, as its last token's KV is stored (partial
-     * tail: with the last chunk). Pages that a sliding window will have left before decode begins
+     * tail: with the last chunk; those from the cache: right after on_started). Pages that a sliding window will have left before decode begins
      * are not reported. Only for hold sequences. */
     void (*on_pages)(void *arg, const struct bt_engine_page_event *ev);
     void (*on_token)(void *arg, const struct bt_engine_token *t);
@@ -113,8 +119,11 @@ const struct bt_model_info *bt_engine_model(const struct bt_engine *e);
 const struct bt_engine_layout *bt_engine_layout(const struct bt_engine *e);
 const char *bt_engine_describe(const struct bt_engine *e); /* backend text for logs */
 struct bt_engine_pages bt_engine_pages(const struct bt_engine *e);
-/* Who holds a page of a group (page < its n_pages); 0: nobody. */
+/* Who holds a page of a group (page < its n_pages); 0: nobody; BT_PAGE_SHARED: it has or had
+ * several holders. */
 bt_seq_id bt_engine_page_holder(const struct bt_engine *e, uint32_t group, uint32_t page);
+/* Whether there is a prefix cache: asked for, and possible with this model. */
+bool bt_engine_caches(const struct bt_engine *e);
 /* Largest sequence (tokens) that an empty pool holds; at most the model's context. */
 uint32_t bt_engine_max_tokens(const struct bt_engine *e);
 
@@ -125,13 +134,15 @@ enum bt_status bt_engine_submit(struct bt_engine *e, const struct bt_engine_req 
 
 /* Leases pages for the first n_tokens tokens of req (their KV will be written from outside) and
  * names the sequence. BT_ERR_BUSY: no pages now. Per group, pages before first_page are not wanted
- * (outside the window). */
+ * (outside the window, or taken from the prefix cache; those must not be written). */
 struct bt_engine_landing {
     bt_seq_id seq;
     uint32_t n_pages; /* absolute pages 0 … n_pages - 1 cover the tokens */
     uint32_t first_page[BT_MODEL_KV_GROUPS_MAX];      /* first wanted absolute page of each group */
     const uint32_t *page_ids[BT_MODEL_KV_GROUPS_MAX]; /* borrowed until start or release;
-                                                         BT_PAGE_NONE before first_page */
+                                                         BT_PAGE_NONE before first_page, or a page of
+                                                         the cache */
+    uint32_t n_cached;                                /* tokens whose KV the prefix cache had */
 };
 enum bt_status bt_engine_land(struct bt_engine *e, const struct bt_engine_req *req,
                               struct bt_engine_landing *out, struct bt_err *err) BT_NODISCARD;

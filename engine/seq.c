@@ -162,7 +162,8 @@ static enum bt_status add(struct bt_engine *e, const struct bt_engine_req *r, bo
     const struct bt_batch_new n = {.n_tokens = s.n_tokens,
                                    .n_tokens_max = s.n_tokens_max,
                                    .hold = hold,
-                                   .all_rows = s.prompt_logprobs};
+                                   .all_rows = s.prompt_logprobs,
+                                   .tokens = s.tokens};
 
     st = land ? bt_batch_land(e->batch, &n, slot) : bt_batch_submit(e->batch, &n, slot);
     if (st != BT_OK) {
@@ -198,9 +199,10 @@ enum bt_status bt_engine_land(struct bt_engine *e, const struct bt_engine_req *r
     }
     const struct bt_batch_seq *b = bt_batch_seq(e->batch, slot);
 
-    *out = (struct bt_engine_landing){.seq = b->id, .n_pages = b->n_paged};
+    *out = (struct bt_engine_landing){
+        .seq = b->id, .n_pages = b->n_paged, .n_cached = b->n_shared * e->opts.page_tokens};
     for (uint32_t g = 0; g < e->info->n_groups; g++) {
-        out->first_page[g] = b->first_page[g];
+        out->first_page[g] = b->first_page[g] > b->n_shared ? b->first_page[g] : b->n_shared;
         out->page_ids[g] = b->pages[g];
     }
     return BT_OK;

@@ -165,6 +165,26 @@ static void deliver(struct bt_engine *e)
     }
 }
 
+/* The prompt's pages from the prefix cache: complete in every layer from the start. */
+static void report_cached(struct bt_engine *e, const struct bt_batch_seq *b)
+{
+    struct bt_engine_page_event ev = {.seq = b->id, .end = b->n_shared, .page_ids = b->pages[0]};
+
+    for (ev.layer = 0; ev.layer < e->info->groups[0].n_layers; ev.layer++) {
+        e->hooks.on_pages(e->hooks.arg, &ev);
+    }
+}
+
+static void tell_started(struct bt_engine *e, const struct bt_batch_seq *b)
+{
+    if (e->hooks.on_started != NULL) {
+        e->hooks.on_started(e->hooks.arg, b->id, b->n_shared * e->opts.page_tokens);
+    }
+    if (b->hold && b->n_shared > 0 && e->hooks.on_pages != NULL) {
+        report_cached(e, b);
+    }
+}
+
 static void tell_plan(struct bt_engine *e)
 {
     for (uint32_t i = 0; i < e->plan.n_preempted; i++) {
@@ -173,8 +193,8 @@ static void tell_plan(struct bt_engine *e)
             e->hooks.on_preempted(e->hooks.arg, e->plan.preempted[i]);
         }
     }
-    for (uint32_t i = 0; e->hooks.on_started != NULL && i < e->plan.n_started; i++) {
-        e->hooks.on_started(e->hooks.arg, bt_batch_seq(e->batch, e->plan.started[i])->id);
+    for (uint32_t i = 0; i < e->plan.n_started; i++) {
+        tell_started(e, bt_batch_seq(e->batch, e->plan.started[i]));
     }
 }
 

@@ -155,12 +155,13 @@ static void job_bind(struct bt_engine_thread *t, uint64_t job, bt_seq_id seq)
 
 /* ---- hooks, called inside a step ---- */
 
-static void hook_started(void *arg, bt_seq_id seq)
+static void hook_started(void *arg, bt_seq_id seq, uint32_t n_cached)
 {
     struct bt_engine_thread *t = arg;
     uint64_t job = job_of_seq(t, seq);
 
-    post(t, &(struct bt_engine_ev){.kind = BT_ENGINE_EV_STARTED, .job = job}, NULL);
+    post(t, &(struct bt_engine_ev){.kind = BT_ENGINE_EV_STARTED, .job = job, .n_cached = n_cached},
+         NULL);
 }
 
 static void hook_pages(void *arg, const struct bt_engine_page_event *p)

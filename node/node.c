@@ -459,6 +459,7 @@ static enum bt_status start_engine(struct bt_node *n, struct bt_err *err)
         .chunk_tokens = n->cfg.chunk_tokens,
         .max_batch = n->hooks.role == BT_ROLE_DECODE ? n->cfg.max_batch : 64,
         .max_seqs = n->cfg.max_jobs,
+        .prefix_cache = n->cfg.prefix_cache != 0,
         .load_progress = on_load_progress,
         .load_arg = n,
     };
@@ -469,12 +470,15 @@ static enum bt_status start_engine(struct bt_node *n, struct bt_err *err)
     }
     n->model = bt_engine_model(e);
     n->layout = bt_engine_layout(e);
-    bt_log_info(
-        "node",
-        "model %s (%s, %.1f M parameters) loaded in %.0f ms; %s; kv %s, up to %u tokens a sequence",
-        n->model->name, n->model->arch, (double)n->model->n_params / 1e6,
-        (double)(bt_clock_ns() - t0) / 1e6, bt_engine_describe(e), n->layout->kv_layout,
-        bt_engine_max_tokens(e));
+    bt_log_info("node",
+                "model %s (%s, %.1f M parameters) loaded in %.0f ms; %s; kv %s, up to %u tokens a "
+                "sequence, prefix cache %s",
+                n->model->name, n->model->arch, (double)n->model->n_params / 1e6,
+                (double)(bt_clock_ns() - t0) / 1e6, bt_engine_describe(e), n->layout->kv_layout,
+                bt_engine_max_tokens(e),
+                bt_engine_caches(e)        ? "on"
+                : n->cfg.prefix_cache != 0 ? "off, the model has sliding windows"
+                                           : "off");
     log_pool(n->layout);
     st = bt_engine_thread_start(n->loop, e, n->cfg.max_jobs, on_engine, n, &n->engine);
     return st == BT_OK ? BT_OK : bt_err_set(err, st, "cannot start the engine thread");

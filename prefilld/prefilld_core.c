@@ -31,7 +31,7 @@ struct pf_job {
     enum job_state state;
     uint32_t router;
     uint64_t peer_instance; /* 0: no decode leg */
-    uint32_t n_tokens, n_pages;
+    uint32_t n_tokens, n_prompt, n_cached, n_pages;
     uint64_t t_submit, t_start; /* ns */
     uint64_t t_progress;        /* ns: token 0, the grant, or a push that ended */
     bool want_logprobs;
@@ -325,6 +325,7 @@ static void send_started(struct bt_pf_core *c, struct pf_job *j, const struct pf
 static bool job_init(struct bt_pf_core *c, struct pf_job *j, const struct bt_msg_submit *s)
 {
     j->n_tokens = (uint32_t)s->n_tokens;
+    j->n_prompt = s->n_prompt;
     j->n_pages = (j->n_tokens + c->opts.page_tokens - 1) / c->opts.page_tokens;
     j->peer_instance = s->peer_instance;
     j->want_logprobs = s->sampling.logprobs;
@@ -474,6 +475,19 @@ void bt_pf_on_engine_started(struct bt_pf_core *c, uint64_t now, uint64_t job)
     }
 }
 
+void bt_pf_on_engine_cached(struct bt_pf_core *c, uint64_t now, uint64_t job, uint32_t n_tokens)
+{
+    struct pf_job *j = live_job(c, job);
+
+    (void)now;
+    begin(c);
+    if (j != NULL) {
+        BT_ASSERT(n_tokens < j->n_tokens);
+        j->n_cached = n_tokens;
+        c->stats.cached_tokens += n_tokens < j->n_prompt ? n_tokens : j->n_prompt;
+    }
+}
+
 static void push_layer(struct bt_pf_core *c, struct pf_job *j, uint32_t group, uint32_t layer)
 {
     struct layer_progress *l = &j->layers[c->layer_base[group] + layer];
@@ -567,7 +581,8 @@ void bt_pf_on_engine_token(struct bt_pf_core *c, uint64_t now, uint64_t job, uin
         .has_stats = true,
         .stats = {.queue_ns = j->t_start - j->t_submit,
                   .prefill_ns = now - j->t_start,
-                  .prefill_tokens = j->n_tokens},
+                  .cached_tokens = j->n_cached < j->n_prompt ? j->n_cached : j->n_prompt,
+                  .prefill_tokens = j->n_tokens - j->n_cached},
     };
     if (finish != 0 || j->peer_instance == 0) {
         a->output.tokens = s; /* the job's memory goes before the action is carried out */

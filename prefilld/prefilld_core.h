@@ -76,6 +76,7 @@ struct bt_pf_actions {
 struct bt_pf_stats {
     uint64_t stale; /* messages dropped: ticket, generation or instance did not match */
     uint64_t handoffs, done, failures;
+    uint64_t cached_tokens; /* of prompts: not computed, because the prefix cache had them */
 };
 
 struct bt_pf_core;
@@ -102,6 +103,8 @@ void bt_pf_on_peers(struct bt_pf_core *c, uint64_t now, const struct bt_msg_peer
 void bt_pf_on_engine_failed(struct bt_pf_core *c, uint64_t now, uint64_t job, enum bt_status st,
                             const char *text);
 void bt_pf_on_engine_started(struct bt_pf_core *c, uint64_t now, uint64_t job);
+/* Right after started: the prefix cache had the KV of the first n_tokens tokens. */
+void bt_pf_on_engine_cached(struct bt_pf_core *c, uint64_t now, uint64_t job, uint32_t n_tokens);
 void bt_pf_on_engine_pages(struct bt_pf_core *c, uint64_t now, uint64_t job, uint32_t group,
                            uint32_t layer, uint32_t first, uint32_t end, const uint32_t *page_ids);
 /* finish: as in struct bt_msg_output. */

@@ -222,6 +222,10 @@ static void on_engine(void *arg, const struct bt_engine_ev *ev)
         break;
     case BT_ENGINE_EV_STARTED:
         bt_pf_on_engine_started(p->core, now, ev->job);
+        if (ev->n_cached > 0) {
+            run(p);
+            bt_pf_on_engine_cached(p->core, now, ev->job, ev->n_cached);
+        }
         break;
     case BT_ENGINE_EV_PAGES:
         bt_pf_on_engine_pages(p->core, now, ev->job, ev->pages.group, ev->pages.layer,
@@ -403,6 +407,9 @@ static void metrics(void *arg, struct bt_buf *out)
     bt_prom_hist_render(out, "baton_kv_transfer_post_seconds", NULL, 0, &p->post_seconds);
     bt_prom_head(out, "baton_handoffs_total", BT_PROM_COUNTER, "Hand-offs sent to decode nodes.");
     bt_prom_u64(out, "baton_handoffs_total", NULL, 0, s->handoffs);
+    bt_prom_head(out, "baton_prefix_cached_tokens_total", BT_PROM_COUNTER,
+                 "Prompt tokens not computed here, because the prefix cache had them.");
+    bt_prom_u64(out, "baton_prefix_cached_tokens_total", NULL, 0, s->cached_tokens);
     bt_prom_head(out, "baton_attempts_failed_total", BT_PROM_COUNTER,
                  "Attempts that this node gave up.");
     bt_prom_u64(out, "baton_attempts_failed_total", NULL, 0, s->failures);

@@ -43,7 +43,8 @@ bool bt_batch_lease_to(struct bt_batch *b, struct bt_batch_seq *s, uint32_t n_pa
         uint32_t from = s->n_paged > s->first_page[g] ? s->n_paged : s->first_page[g];
         uint32_t n = n_pages > from ? n_pages - from : 0;
 
-        if ((uint64_t)n + spare > bt_pages_count(b->pages[g], BT_PAGE_FREE)) {
+        if ((uint64_t)n + spare > (uint64_t)bt_pages_count(b->pages[g], BT_PAGE_FREE) +
+                                      bt_pages_count(b->pages[g], BT_PAGE_CACHED)) {
             return false;
         }
     }
@@ -51,6 +52,7 @@ bool bt_batch_lease_to(struct bt_batch *b, struct bt_batch_seq *s, uint32_t n_pa
         uint32_t from = s->n_paged > s->first_page[g] ? s->n_paged : s->first_page[g];
 
         if (n_pages > from) {
+            bt_batch_cache_evict(b, g, n_pages - from);
             bool leased = bt_pages_lease(b->pages[g], s->id, n_pages - from, s->pages[g] + from);
 
             BT_ASSERT(leased);
@@ -60,11 +62,27 @@ bool bt_batch_lease_to(struct bt_batch *b, struct bt_batch_seq *s, uint32_t n_pa
     return true;
 }
 
+void bt_batch_drop_page(struct bt_batch *b, struct bt_batch_seq *s, uint32_t group, uint32_t page)
+{
+    struct bt_pages *pages = b->pages[group];
+    uint32_t id = s->pages[group][page];
+
+    s->pages[group][page] = BT_BATCH_NO_PAGE;
+    if (b->index == NULL || bt_prefix_index_chain(b->index, id) == 0) {
+        bt_pages_release(pages, id, s->id);
+        return;
+    }
+    bt_pages_retire(pages, id, s->id);
+    if (bt_pages_info(pages, id).state == BT_PAGE_CACHED) {
+        bt_prefix_index_idle(b->index, id);
+    }
+}
+
+/* The last first: of two cached pages the one behind goes before the one that leads to it. */
 static void free_pages_below(struct bt_batch *b, struct bt_batch_seq *s, uint32_t g, uint32_t end)
 {
-    for (uint32_t p = s->first_page[g]; p < end; p++) {
-        bt_pages_release(b->pages[g], s->pages[g][p], s->id);
-        s->pages[g][p] = BT_BATCH_NO_PAGE;
+    for (uint32_t p = end; p > s->first_page[g]; p--) {
+        bt_batch_drop_page(b, s, g, p - 1);
     }
     s->first_page[g] = end;
 }
@@ -86,6 +104,9 @@ void bt_batch_forget(struct bt_batch *b, uint32_t slot)
     struct bt_batch_seq *s = &b->seqs[slot];
     uint32_t at = 0;
 
+    if (s->state != BT_BATCH_LANDING && s->state != BT_BATCH_QUARANTINED) {
+        bt_batch_cache_leave(b, s);
+    }
     bt_batch_move(s, BT_BATCH_FREE);
     for (uint32_t g = 0; g < b->opts.n_groups; g++) {
         if (s->n_paged > s->first_page[g]) {
@@ -155,6 +176,11 @@ enum bt_status bt_batch_create(const struct bt_batch_opts *opts, struct bt_batch
     for (uint32_t g = 0; ok && g < opts->n_groups; g++) {
         ok = bt_pages_create(opts->groups[g].n_pages, &b->pages[g]) == BT_OK;
     }
+    if (ok && opts->prefix_cache && opts->n_groups == 1 && opts->groups[0].window == 0) {
+        b->walk = bt_calloc(opts->groups[0].n_pages, sizeof(*b->walk));
+        ok = b->walk != NULL &&
+             bt_prefix_index_create(opts->groups[0].n_pages, opts->page_tokens, &b->index) == BT_OK;
+    }
     if (!ok) {
         bt_batch_destroy(b);
         return BT_ERR_NOMEM;
@@ -179,6 +205,8 @@ void bt_batch_destroy(struct bt_batch *b)
     for (uint32_t g = 0; g < BT_BATCH_GROUPS_MAX; g++) {
         bt_pages_destroy(b->pages[g]);
     }
+    bt_prefix_index_destroy(b->index);
+    bt_free(b->walk);
     bt_free(b->seqs);
     bt_free(b->order);
     bt_free(b->free_slots);
@@ -187,6 +215,11 @@ void bt_batch_destroy(struct bt_batch *b)
     bt_free(b->started);
     bt_free(b->preempted);
     bt_free(b);
+}
+
+bool bt_batch_caches(const struct bt_batch *b)
+{
+    return b->index != NULL;
 }
 
 uint32_t bt_batch_capacity(const struct bt_batch *b)
@@ -225,6 +258,8 @@ static enum bt_status add(struct bt_batch *b, const struct bt_batch_new *n, uint
     s->table_len = len;
     s->n_tokens = n->n_tokens;
     s->n_tokens_max = n->n_tokens_max;
+    s->tokens = n->tokens;
+    s->chain = BT_PREFIX_ROOT;
     b->order[b->n_order++] = *slot;
     return BT_OK;
 }
@@ -238,6 +273,9 @@ enum bt_status bt_batch_submit(struct bt_batch *b, const struct bt_batch_new *n,
 
         s->hold = n->hold;
         s->all_rows = n->all_rows;
+        if (!s->all_rows) {
+            s->n_likely = bt_batch_cache_probe(b, s, s->n_tokens - 1) * b->opts.page_tokens;
+        }
         bt_batch_move(s, BT_BATCH_WAITING);
     }
     return st;
@@ -258,6 +296,7 @@ enum bt_status bt_batch_land(struct bt_batch *b, const struct bt_batch_new *n, u
     for (uint32_t g = 0; g < b->opts.n_groups; g++) {
         s->first_page[g] = bt_batch_first_visible(b, g, n->n_tokens);
     }
+    bt_batch_cache_take(b, s, n->n_tokens);
     if (!bt_batch_lease_to(b, s, bt_batch_pages_for(b, n->n_tokens), spare)) {
         bt_batch_forget(b, *slot);
         return BT_ERR_BUSY;
@@ -271,6 +310,7 @@ void bt_batch_start(struct bt_batch *b, uint32_t slot)
 
     BT_ASSERT(!b->in_step && s->state == BT_BATCH_LANDING);
     bt_batch_move(s, BT_BATCH_READY);
+    bt_batch_cache_enter(b, s);
     s->n_tokens++;
 }
 
@@ -280,7 +320,9 @@ void bt_batch_quarantine(struct bt_batch *b, uint32_t slot)
 
     bt_batch_move(s, BT_BATCH_QUARANTINED);
     for (uint32_t g = 0; g < b->opts.n_groups; g++) {
-        for (uint32_t p = s->first_page[g]; p < s->n_paged; p++) {
+        uint32_t first = s->first_page[g] > s->n_shared ? s->first_page[g] : s->n_shared;
+
+        for (uint32_t p = first; p < s->n_paged; p++) { /* nothing is received into shared ones */
             bt_pages_quarantine(b->pages[g], s->pages[g][p], s->id);
         }
     }
@@ -329,7 +371,7 @@ struct bt_batch_load bt_batch_load(const struct bt_batch *b)
         switch (s->state) {
         case BT_BATCH_WAITING:
             l.n_waiting++;
-            l.waiting_tokens += s->n_tokens;
+            l.waiting_tokens += s->n_tokens - s->n_likely;
             break;
         case BT_BATCH_PREFILL:
             l.waiting_tokens += s->n_tokens - s->n_done;

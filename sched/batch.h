@@ -22,6 +22,11 @@
  *    decodes (or is READY) is preempted (one that outgrows the whole pool: itself): forgotten, its
  *    pages freed. Prompts, held and landing sequences never are.
  *  - In a group with a window, pages that no later token can see are freed after each step.
+ *  - Prefix cache (one group without a window only, see bt_batch_caches): a full page is entered in
+ * an index as soon as its KV is stored; a prompt that starts, or lands, takes the pages that hold
+ * its first tokens by reference. They are never written. At least one token of a prompt is always
+ * computed, because its logits are needed. Indexed pages without a holder are cached: they count as
+ * room, and the one unused for the longest is given up first, a page always after those behind it.
  *  - A cancelled sequence keeps its pages and takes no part in any step; remove it. */
 
 #include <stdbool.h>
@@ -40,6 +45,7 @@ struct bt_batch_opts {
     uint32_t page_tokens, chunk_tokens, max_batch, max_seqs; /* all >= 1 */
     uint32_t prefill_rows; /* logits rows that prompts may ask for in one step, >= 1 */
     uint32_t n_groups;
+    bool prefix_cache; /* keep full pages for later prompts, where possible */
     struct {
         uint32_t window; /* tokens visible, the token itself included; 0: all */
         uint32_t n_pages;
@@ -71,13 +77,20 @@ struct bt_batch_seq {
     uint32_t *pages[BT_BATCH_GROUPS_MAX];     /* page id by absolute page; BT_BATCH_NO_PAGE outside
                                                  [first_page, n_paged) */
     uint32_t table_len;
+    const uint32_t *tokens; /* ids of the known tokens; NULL: takes no part in the prefix cache */
+    uint32_t n_shared;      /* absolute pages below were found in the cache */
+    uint32_t n_entered; /* absolute pages below are in the index, or others of the same tokens */
+    uint64_t chain;     /* of the index, behind page n_entered - 1 */
+    uint32_t n_likely;  /* tokens that were in the cache at submit */
 };
 
 struct bt_batch_new {
     uint32_t n_tokens;     /* >= 1 */
     uint32_t n_tokens_max; /* tokens whose KV it may ever store, >= n_tokens */
     bool hold;             /* stop after the prompt, keep the pages */
-    bool all_rows;         /* every prompt token needs a logits row */
+    bool all_rows; /* every prompt token needs a logits row: nothing is taken from the cache */
+    const uint32_t *tokens; /* ids of the tokens, more follow behind as they become known; borrowed
+                               until the sequence is gone; NULL: no cache */
 };
 
 struct bt_batch_span {
@@ -99,7 +112,7 @@ struct bt_batch_plan {
 struct bt_batch_load {
     uint32_t n_waiting, n_running, n_held,
         n_landing;           /* prefilling, ready and decoding ones run; finished ones are held */
-    uint64_t waiting_tokens; /* prompt tokens not yet computed */
+    uint64_t waiting_tokens; /* prompt tokens still to be computed */
 };
 
 /* BT_ERR_NOMEM. Option values outside their ranges are bugs. */
@@ -107,6 +120,8 @@ enum bt_status bt_batch_create(const struct bt_batch_opts *opts,
                                struct bt_batch **out) BT_NODISCARD;
 void bt_batch_destroy(struct bt_batch *b);
 
+/* Whether there is a prefix cache: it was asked for and the model has one group without a window. */
+bool bt_batch_caches(const struct bt_batch *b);
 /* Tokens whose KV an empty pool holds. */
 uint32_t bt_batch_capacity(const struct bt_batch *b);
 
@@ -114,7 +129,7 @@ uint32_t bt_batch_capacity(const struct bt_batch *b);
  * (or, land, no pages now); BT_ERR_NOMEM. */
 enum bt_status bt_batch_submit(struct bt_batch *b, const struct bt_batch_new *n,
                                uint32_t *slot) BT_NODISCARD;
-/* n->hold, n->all_rows: not looked at. */
+/* n->hold, n->all_rows: not looked at. Pages below n_shared hold the right KV already. */
 enum bt_status bt_batch_land(struct bt_batch *b, const struct bt_batch_new *n,
                              uint32_t *slot) BT_NODISCARD;
 /* The landed pages are full and one more token is known: LANDING → READY. */
@@ -126,8 +141,8 @@ void bt_batch_remove(struct bt_batch *b, uint32_t slot);
 void bt_batch_plan(struct bt_batch *b, struct bt_batch_plan *plan);
 void bt_batch_commit(struct bt_batch *b);
 void bt_batch_abandon(struct bt_batch *b);
-/* After commit: the token after the sequence's last known one was sampled; finished: it ends the
- * sequence. */
+/* After commit: the token after the sequence's last known one was sampled (its id stands in the
+ * token list); finished: it ends the sequence. */
 void bt_batch_sampled(struct bt_batch *b, uint32_t slot, bool finished);
 
 /* First absolute page that a token at position pos (and so any later one) sees in the group. */

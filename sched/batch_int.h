@@ -1,9 +1,11 @@
 #ifndef BT_SCHED_BATCH_INT_H
 #define BT_SCHED_BATCH_INT_H
 
-/* Shared by batch.c (sequences and their pages) and batch_plan.c (what the next step computes). */
+/* Shared by batch.c (sequences and their pages), batch_cache.c (the prefix cache) and batch_plan.c
+ * (what the next step computes). */
 
 #include "sched/batch.h"
+#include "sched/prefix_index.h"
 
 struct bt_batch {
     struct bt_batch_opts opts;
@@ -13,6 +15,8 @@ struct bt_batch {
     uint32_t n_order;
     uint32_t *free_slots; /* stack */
     uint32_t n_free_slots;
+    struct bt_prefix_index *index; /* NULL: no prefix cache */
+    uint32_t *walk;                /* [n_pages], scratch */
     uint32_t *planned; /* [max_seqs]: span of the slot in the current plan + 1, 0: none */
 
     uint64_t head_id;     /* the oldest prompt of the last plan */
@@ -33,13 +37,32 @@ static inline uint32_t bt_batch_pages_for(const struct bt_batch *b, uint32_t n_t
 }
 
 void bt_batch_move(struct bt_batch_seq *s, enum bt_batch_state next);
-/* Leases pages of every group up to absolute page n_pages, leaving `spare` free in each; false:
- * none leased. */
+/* Leases pages of every group up to absolute page n_pages, leaving `spare` free (or cached) in each;
+ * false: none leased. */
 bool bt_batch_lease_to(struct bt_batch *b, struct bt_batch_seq *s, uint32_t n_pages,
                        uint32_t spare);
 /* Frees the pages that positions from s->n_done on do not see. */
 void bt_batch_leave_window(struct bt_batch *b, struct bt_batch_seq *s);
+/* Drops the sequence's reference to a page of its table. */
+void bt_batch_drop_page(struct bt_batch *b, struct bt_batch_seq *s, uint32_t group, uint32_t page);
 void bt_batch_forget(struct bt_batch *b, uint32_t slot);
+/* ---- batch_cache.c; without a cache these do nothing ---- */
+
+/* Pages of the first n_tokens tokens that the cache has. */
+uint32_t bt_batch_cache_probe(const struct bt_batch *b, const struct bt_batch_seq *s,
+                              uint32_t n_tokens);
+/* Takes those by reference, as the sequence's first pages. It has none yet. */
+void bt_batch_cache_take(struct bt_batch *b, struct bt_batch_seq *s, uint32_t n_tokens);
+/* Gives them back: the rest could not be leased. */
+void bt_batch_cache_untake(struct bt_batch *b, struct bt_batch_seq *s);
+/* Enters the full pages whose KV is stored. */
+void bt_batch_cache_enter(struct bt_batch *b, struct bt_batch_seq *s);
+/* The same before its pages are dropped: what it knew of the index may have changed meanwhile, and
+ * pages of the same tokens count as used now. */
+void bt_batch_cache_leave(struct bt_batch *b, struct bt_batch_seq *s);
+/* Frees cached pages of the group until n are free. */
+void bt_batch_cache_evict(struct bt_batch *b, uint32_t group, uint32_t n);
+
 /* Sequences that may need a page at any time: DECODE and READY. */
 uint32_t bt_batch_n_growing(const struct bt_batch *b);
 

@@ -88,7 +88,7 @@ static uint32_t tokens_left(const struct bt_batch *b, uint32_t slot)
     const struct bt_batch_seq *s = &b->seqs[slot];
     uint32_t planned = b->planned[slot] != 0 ? b->spans[b->planned[slot] - 1].n : 0;
 
-    return s->n_tokens - s->n_done - planned;
+    return s->n_tokens - (s->state == BT_BATCH_WAITING ? s->n_likely : s->n_done) - planned;
 }
 
 /* Gives a started prompt more tokens of this step: up to max_tokens, needing up to max_rows logits
@@ -129,9 +129,14 @@ static bool admit(struct bt_batch *b, uint32_t slot, uint32_t spare)
     if (s->state == BT_BATCH_PREFILL) {
         return true;
     }
+    if (!s->all_rows) {
+        bt_batch_cache_take(b, s, s->n_tokens - 1);
+    }
     if (!bt_batch_lease_to(b, s, bt_batch_pages_for(b, n_tokens), spare)) {
+        bt_batch_cache_untake(b, s);
         return false;
     }
+    s->n_done = s->n_shared * b->opts.page_tokens;
     bt_batch_move(s, BT_BATCH_PREFILL);
     b->started[b->n_started++] = slot;
     return true;
@@ -242,6 +247,7 @@ void bt_batch_commit(struct bt_batch *b)
         struct bt_batch_seq *s = &b->seqs[b->spans[i].slot];
 
         s->n_done = b->spans[i].pos + b->spans[i].n;
+        bt_batch_cache_enter(b, s);
         bt_batch_leave_window(b, s);
     }
 }

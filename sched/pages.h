@@ -39,7 +39,8 @@ void bt_pages_destroy(struct bt_pages *p);
 /* Leases n free pages to holder (not 0) and writes their ids to out, or leases none and returns
  * false. */
 bool bt_pages_lease(struct bt_pages *p, uint64_t holder, uint32_t n, uint32_t *out) BT_NODISCARD;
-/* One more reference to a leased page, or the first one to a cached page. */
+/* One more reference to a leased page, or the first one to a cached page. The page is full and nobody
+ * writes into it. */
 void bt_pages_share(struct bt_pages *p, uint32_t page, uint64_t holder);
 /* Drops holder's reference to a leased or quarantined page; the last one frees it. */
 void bt_pages_release(struct bt_pages *p, uint32_t page, uint64_t holder);

@@ -7,8 +7,11 @@ from cluster import Cluster, tiny
 
 @pytest.fixture(scope="module")
 def cluster():
-    """One prefill and one decode node; afterwards nothing may be left, and no warning in any log."""
-    with Cluster(tiny("llama")) as c:
+    """One prefill and one decode node; afterwards nothing may be left, and no warning in any log.
+
+    Without prefix caches, so that what moves does not depend on the tests before; test_prefix_cache.py has them.
+    """
+    with Cluster(tiny("llama"), node=["--prefix-cache", "off"]) as c:
         yield c
         c.wait_idle()
         c.check_logs()

@@ -53,6 +53,7 @@ struct landing {
     struct bt_ticket ticket;
     uint64_t generation;
     bool open, closing;
+    uint32_t first_page;
     uint64_t want, got;
     bool expecting, told;
 };
@@ -68,12 +69,15 @@ struct world {
     uint64_t now;
     unsigned seed;
     bool no_pages; /* D has none */
+    bool cache;    /* both engines find some first pages in theirs */
     uint32_t token0_finish;
     /* results per request */
     struct bt_ticket tickets[MAX_JOBS];
     uint32_t n_requests, n_tokens_of[MAX_JOBS], max_tokens_of[MAX_JOBS];
     uint32_t p_outputs[MAX_JOBS], d_outputs[MAX_JOBS], ended[MAX_JOBS], finished[MAX_JOBS];
     bool cancelled[MAX_JOBS];
+    uint32_t p_cached[MAX_JOBS], d_cached[MAX_JOBS]; /* tokens, as reported */
+    uint32_t p_hits, d_hits;                         /* tokens, all requests */
     uint64_t pushed_after_release;
 };
 
@@ -169,6 +173,7 @@ static void do_p(struct world *w, const struct bt_pf_action *a)
         f->ticket = a->ticket;
         f->generation = a->generation;
         f->n = a->push.n_pages;
+        f->b = a->push.first;
         break;
     }
     case BT_PF_CONTROL: {
@@ -182,6 +187,9 @@ static void do_p(struct world *w, const struct bt_pf_action *a)
         w->p_outputs[request_of(w, &a->output.ticket)]++;
         w->finished[request_of(w, &a->output.ticket)] += a->output.finish != 0;
         CHECK_EQ(a->output.tokens[0].token, 100);
+        w->p_cached[request_of(w, &a->output.ticket)] = a->output.stats.cached_tokens;
+        CHECK_EQ(a->output.stats.cached_tokens + a->output.stats.prefill_tokens,
+                 w->n_tokens_of[request_of(w, &a->output.ticket)]);
         break;
     case BT_PF_ATTEMPT_END:
         w->ended[request_of(w, &a->end.ticket)]++;
@@ -233,8 +241,10 @@ static void do_d(struct world *w, const struct bt_dc_action *a)
         break;
     case BT_DC_LAND_OPEN:
         BT_ASSERT(w->n_land < MAX_JOBS * 4);
-        w->land[w->n_land++] =
-            (struct landing){.ticket = a->ticket, .generation = a->generation, .open = true};
+        w->land[w->n_land++] = (struct landing){.ticket = a->ticket,
+                                                .generation = a->generation,
+                                                .open = true,
+                                                .first_page = a->pages.first_page[0]};
         break;
     case BT_DC_LAND_EXPECT:
         l = land_find(w, &a->ticket, a->generation);
@@ -262,6 +272,9 @@ static void do_d(struct world *w, const struct bt_dc_action *a)
 
         CHECK_EQ(a->output.index, w->d_outputs[r]);
         w->d_outputs[r]++;
+        if (a->output.has_stats) {
+            w->d_cached[r] = w->n_tokens_of[r] - a->output.stats.transferred_tokens;
+        }
         w->finished[r] += a->output.finish != 0;
         break;
     }
@@ -298,6 +311,23 @@ static void run_d(struct world *w)
 
 /* ---- deliveries ---- */
 
+static void p_engine_hit(struct world *w, struct engine_job *e, uint32_t n_pages)
+{
+    uint32_t ids[64] = {0};
+
+    if (n_pages == 0) {
+        return;
+    }
+    bt_pf_on_engine_cached(w->p, w->now, e->job, n_pages * PAGE);
+    CHECK_EQ(bt_pf_core_actions(w->p)->n, 0);
+    for (uint32_t layer = 0; layer < N_LAYERS; layer++) {
+        bt_pf_on_engine_pages(w->p, w->now, e->job, 0, layer, 0, n_pages, ids);
+        run_p(w);
+    }
+    e->chunk_end = n_pages;
+    w->p_hits += n_pages * PAGE;
+}
+
 static void deliver_engine_p(struct world *w, const struct flight *f)
 {
     struct engine_job *e = engine_find(w->pe, f->job);
@@ -310,6 +340,9 @@ static void deliver_engine_p(struct world *w, const struct flight *f)
     if (f->what == W_STARTED) {
         bt_pf_on_engine_started(w->p, w->now, f->job);
         run_p(w);
+        if (w->cache) {
+            p_engine_hit(w, e, rnd(w, (e->n_tokens - 1) / PAGE + 1));
+        }
         fly(w, W_PAGES)->job = f->job;
     } else if (f->what == W_PAGES) {
         uint32_t ids[64] = {0};
@@ -346,8 +379,9 @@ static void deliver_engine_d(struct world *w, const struct flight *f)
     } else if (f->what == W_LANDED) {
         uint32_t ids[64] = {0};
         const uint32_t *tables[1] = {ids};
-        uint32_t first[1] = {0};
+        uint32_t first[1] = {w->cache ? rnd(w, e->n_tokens / PAGE + 1) : 0};
 
+        w->d_hits += first[0] * PAGE;
         bt_dc_on_engine_landed(w->d, w->now, f->job, (e->n_tokens + PAGE - 1) / PAGE, first,
                                tables);
     } else {
@@ -371,6 +405,7 @@ static void deliver_push(struct world *w, const struct flight *f)
 
     if (l != NULL && l->open && !l->closing) {
         l->got += f->n;
+        CHECK(f->b >= l->first_page);
         land_check(w, l);
     }
     w->pushed_after_release += engine_find(w->pe, f->job) == NULL;
@@ -480,6 +515,7 @@ static void world_start(struct world *w, unsigned seed)
                                .parked_max = 8,
                                .n_groups = 1,
                                .n_layers = {N_LAYERS},
+                               .page_tokens = PAGE,
                                .park_ns = 1000000,
                                .transfer_ns = 1000000};
     struct bt_msg_peer peer = {D_INSTANCE, "d", "d"};
@@ -566,6 +602,37 @@ static void test_random_order(unsigned seed)
         CHECK_EQ(w.ended[r], 0);
     }
     CHECK_EQ(bt_dc_core_stats(w.d)->transfers, n);
+    world_check_idle(&w);
+}
+
+/* What a node has in its cache is not computed and not sent, and counted as such; also when D has
+ * all of a prompt and nothing is sent at all. */
+static void test_cached(unsigned seed)
+{
+    static struct world w;
+    uint32_t tokens = 0, p_cached = 0, d_cached = 0;
+
+    world_start(&w, seed);
+    w.cache = true;
+    for (uint32_t i = 0; i < 8; i++) {
+        add_request(&w, i % 2 == 0 ? PAGE * (1 + rnd(&w, 4)) : 1 + rnd(&w, 40), 2 + rnd(&w, 5));
+        tokens += w.n_tokens_of[i];
+    }
+    world_run(&w);
+    for (uint32_t r = 0; r < 8; r++) {
+        CHECK_EQ(w.p_outputs[r], 1);
+        CHECK_EQ(w.d_outputs[r], w.max_tokens_of[r]);
+        CHECK_EQ(w.finished[r], 1);
+        CHECK_EQ(w.ended[r], 0);
+        p_cached += w.p_cached[r];
+        d_cached += w.d_cached[r];
+    }
+    CHECK_EQ(p_cached, w.p_hits);
+    CHECK_EQ(d_cached, w.d_hits);
+    CHECK_EQ(bt_pf_core_stats(w.p)->cached_tokens, w.p_hits);
+    CHECK_EQ(bt_dc_core_stats(w.d)->cached_tokens, w.d_hits);
+    CHECK_EQ(bt_dc_core_stats(w.d)->transferred_tokens, tokens - w.d_hits);
+    CHECK_EQ(bt_dc_core_stats(w.d)->transfers, 8);
     world_check_idle(&w);
 }
 
@@ -891,6 +958,7 @@ int main(void)
     test_later_router_hears_of_cut_peer();
     for (unsigned seed = 1; seed <= 2000; seed++) {
         test_random_order(seed);
+        test_cached(seed);
         test_random_cancel(seed);
         test_token0_ends(seed);
         test_no_pages(seed);

@@ -22,6 +22,7 @@ struct drive_run {
     float prompt_logprobs[DRIVE_TOKENS_MAX];
     uint32_t n_prompt_logprobs;
     uint32_t n_preempted, n_pages_copied;
+    uint32_t n_cached, n_landed_cached; /* tokens from the prefix caches, the last time */
 
     bt_seq_id seq, landing; /* on the (prefill) engine; on the decode engine */
 };
@@ -44,7 +45,7 @@ struct bt_engine_opts drive_opts(const char *model, uint32_t page_tokens, uint32
 /* Exits the test program on failure. */
 struct bt_engine *drive_open(const struct bt_engine_opts *opts);
 void drive_init(struct drive *d, struct bt_engine *e, struct bt_engine *decode);
-void drive_fini(struct drive *d); /* checks that all pages are free, destroys the engines */
+void drive_fini(struct drive *d); /* checks that no page is held, destroys the engines */
 
 /* A deterministic request: seed picks tokens and parameters. */
 struct drive_run *drive_make(const struct bt_model_info *info, uint32_t n_prompt,

@@ -366,6 +366,160 @@ static void test_refusals(void)
     bt_free(r);
 }
 
+static struct drive_run *run_copy(struct drive *d, const struct drive_run *w)
+{
+    struct drive_run *r = bt_alloc(sizeof(*r));
+
+    *r = *w;
+    drive_reset(r);
+    memset(r->prompt_logprobs, 0, sizeof(r->prompt_logprobs));
+    return run_one(d, r);
+}
+
+static uint32_t full_pages(uint32_t n_tokens, uint32_t page_tokens)
+{
+    return n_tokens / page_tokens * page_tokens;
+}
+
+/* Computed before, by the same engine: the same answers, and only what is new is computed. */
+static void test_cache_hits(void)
+{
+    static const uint32_t page_tokens[] = {1, 3, 16};
+
+    for (size_t i = 0; i < 3; i++) {
+        struct bt_engine_opts o = drive_opts(model, page_tokens[i], 48, 8);
+        struct drive d;
+
+        o.prefix_cache = true;
+        drive_init(&d, drive_open(&o), NULL);
+        bool caches = bt_engine_caches(d.engine);
+
+        CHECK_EQ(caches, bt_engine_layout(d.engine)->n_groups == 1 &&
+                             bt_engine_layout(d.engine)->groups[0].window == 0);
+        for (uint32_t n = 0; n < 2 * N_REQS; n++) {
+            const struct drive_run *w = want[n % N_REQS];
+            struct drive_run *r = run_copy(&d, w);
+            bool hits = caches && n >= N_REQS && !w->echo;
+
+            CHECK(drive_same(r, w));
+            if (n >= N_REQS || !caches) {
+                CHECK_EQ(r->n_cached, hits ? full_pages(w->n_prompt - 1, page_tokens[i]) : 0);
+            }
+            bt_free(r);
+        }
+        CHECK((bt_engine_pages(d.engine).cached > 0) == caches);
+        drive_fini(&d);
+        if (!caches) {
+            return;
+        }
+    }
+}
+
+/* A conversation: the next prompt is the last one, its answer, and more. */
+static void test_cache_turns(void)
+{
+    struct bt_engine_opts o = drive_opts(model, 4, 64, 8);
+    struct drive with, without;
+
+    drive_init(&without, drive_open(&o), NULL);
+    o.prefix_cache = true;
+    drive_init(&with, drive_open(&o), NULL);
+    struct drive_run *turn = drive_make(bt_engine_model(with.engine), 30, 9, 4);
+
+    for (uint32_t i = 0; i < 8; i++) {
+        struct drive_run *a = run_copy(&without, turn), *b = run_copy(&with, turn);
+        uint32_t n = a->n_prompt + a->n_out;
+
+        CHECK(drive_same(a, b));
+        CHECK_EQ(a->n_cached, 0);
+        if (bt_engine_caches(with.engine) &&
+            i > 0) { /* the last token of an answer is not stored */
+            CHECK(b->n_cached >= full_pages(turn->n_prompt - 5 - 1, 4));
+        }
+        for (uint32_t k = 0; k < a->n_out; k++) {
+            turn->prompt[a->n_prompt + k] = a->out[k].token;
+        }
+        for (uint32_t k = 0; k < 5; k++) {
+            turn->prompt[n + k] = (i * 31 + k * 7) % vocab;
+        }
+        turn->n_prompt = n + 5;
+        bt_free(a);
+        bt_free(b);
+    }
+    bt_free(turn);
+    drive_fini(&with);
+    drive_fini(&without);
+}
+
+/* All at once, twice, in a pool where cached pages are given up and sequences preempted. */
+static void test_cache_small_pool(void)
+{
+    struct bt_engine_opts o = drive_opts(model, 4, 40, 32);
+    struct drive d;
+
+    o.kv_bytes = bytes_for(4, 74);
+    o.prefix_cache = true;
+    drive_init(&d, drive_open(&o), NULL);
+    run_all(&d);
+    run_all(&d);
+    struct drive_run *got[12];
+
+    for (uint32_t i = 0; i < 12; i++) {
+        got[i] = bt_alloc(sizeof(*got[i]));
+        *got[i] = *want[7 + i % 2];
+        drive_reset(got[i]);
+        CHECK_EQ(drive_submit(&d, got[i]), BT_OK);
+    }
+    drive_finish(&d);
+    for (uint32_t i = 0; i < 12; i++) {
+        CHECK(drive_same(got[i], want[7 + i % 2]));
+        bt_free(got[i]);
+    }
+    drive_fini(&d);
+}
+
+/* A prefill and a decode node, each with its own cache: pages that the decode node has do not
+ * travel. */
+static void test_cache_relay(void)
+{
+    static const uint32_t page_tokens[] = {1, 3, 16};
+
+    for (size_t i = 0; i < 3; i++) {
+        struct bt_engine_opts po = drive_opts(model, page_tokens[i], 48, 1);
+        struct bt_engine_opts dopts = drive_opts(model, page_tokens[i], 1, 32);
+        struct drive d;
+
+        po.prefix_cache = i != 1;
+        dopts.prefix_cache = true;
+        drive_init(&d, drive_open(&po), drive_open(&dopts));
+        bool caches = bt_engine_caches(d.decode);
+
+        run_all(&d);
+        run_all(&d);
+        for (uint32_t k = 0; k < N_REQS; k++) {
+            struct drive_run *r = run_copy(&d, want[k]);
+            uint32_t n = want[k]->n_prompt;
+
+            CHECK(drive_same(r, want[k]));
+            CHECK_EQ(r->n_cached,
+                     caches && i != 1 && !want[k]->echo ? full_pages(n - 1, page_tokens[i]) : 0);
+            if (r->n_out > 1) {
+                CHECK_EQ(r->n_landed_cached, caches ? full_pages(n, page_tokens[i]) : 0);
+            }
+            if (caches && r->n_out > 1) {
+                CHECK_EQ(r->n_pages_copied, n % page_tokens[i] == 0
+                                                ? 0
+                                                : bt_engine_layout(d.decode)->groups[0].n_layers);
+            }
+            bt_free(r);
+        }
+        drive_fini(&d);
+        if (!caches) {
+            return;
+        }
+    }
+}
+
 static bool check_model(const char *path)
 {
     struct stat st;
@@ -384,6 +538,10 @@ static bool check_model(const char *path)
     test_echo();
     test_cancel();
     test_refusals();
+    test_cache_hits();
+    test_cache_turns();
+    test_cache_small_pool();
+    test_cache_relay();
     for (uint32_t k = 0; k < N_REQS; k++) {
         bt_free(want[k]);
     }

@@ -1,14 +1,17 @@
-/* Random traffic through the scheduler under many seeds. After every event: each page has one
- * holder and stands in exactly one table, counts add up, windows are right; at the end every
- * sequence has completed and all pages are free. */
+/* Random traffic through the scheduler under many seeds, half of them with the prefix cache. After
+ * every event: each page stands in as many tables as it has references, counts add up, windows are
+ * right; what a step reads is the KV of its own tokens, what it writes nobody else holds; at the end
+ * every sequence has completed and all pages are free or cached. */
 
 #include "sched/batch.h"
 
 #include <stdlib.h>
 #include "tests/check.h"
 
-#define N_SEQS    24
-#define STEPS_MAX 40000
+#define N_SEQS     24
+#define STEPS_MAX  40000
+#define TOKENS_MAX 512
+#define PAGES_MAX  68
 
 struct sim {
     struct bt_batch *b;
@@ -18,9 +21,11 @@ struct sim {
         bool used;
         uint64_t id;
         uint32_t end; /* tokens at which it finishes */
+        uint32_t tokens[TOKENS_MAX];
     } seqs[N_SEQS];
     uint32_t n_left; /* to be created */
-    uint32_t n_completed, n_preempted;
+    uint32_t n_completed, n_preempted, n_hits;
+    uint64_t content[PAGES_MAX][5]; /* of group 0: what was stored, by page and place in it */
 };
 
 static uint32_t rnd(struct sim *s, uint32_t n)
@@ -33,14 +38,18 @@ static void check_pages(struct sim *s)
 {
     for (uint32_t g = 0; g < s->o.n_groups; g++) {
         const struct bt_pages *p = bt_batch_pages(s->b, g);
-        uint32_t n_held = 0, n_seen = 0, sum = 0;
+        uint32_t n_refs = 0, n_seen = 0, sum = 0;
 
         for (uint32_t st = 0; st < BT_PAGE_STATES; st++) {
             sum += bt_pages_count(p, (enum bt_page_state)st);
         }
         CHECK_EQ(sum, bt_pages_total(p));
         for (uint32_t i = 0; i < bt_pages_total(p); i++) {
-            n_held += bt_pages_info(p, i).holder != 0;
+            struct bt_page_info info = bt_pages_info(p, i);
+            bool held = info.state == BT_PAGE_LEASED || info.state == BT_PAGE_QUARANTINED;
+
+            CHECK(held == (info.n_refs > 0) && held == (info.holder != 0));
+            n_refs += info.n_refs;
         }
         for (uint32_t slot = 0; slot < s->o.max_seqs; slot++) {
             const struct bt_batch_seq *q = bt_batch_seq(s->b, slot);
@@ -51,14 +60,62 @@ static void check_pages(struct sim *s)
             for (uint32_t a = 0; a < q->table_len; a++) {
                 bool in = a >= q->first_page[g] && a < q->n_paged;
 
+                uint64_t holder = in && q->pages[g][a] != BT_BATCH_NO_PAGE
+                                      ? bt_pages_info(p, q->pages[g][a]).holder
+                                      : 0;
+
                 if (in != (q->pages[g][a] != BT_BATCH_NO_PAGE) ||
-                    (in && bt_pages_info(p, q->pages[g][a]).holder != q->id)) {
+                    (in && holder != q->id && !(s->o.prefix_cache && holder == BT_PAGE_SHARED))) {
                     CHECK(false && "a table entry without its lease");
                 }
                 n_seen += in;
             }
         }
-        CHECK_EQ(n_seen, n_held);
+        CHECK_EQ(n_seen, n_refs);
+    }
+}
+
+/* The KV of a position depends on every token up to it. */
+static uint64_t kv_of(const uint32_t *tokens, uint32_t pos)
+{
+    uint64_t h = 1;
+
+    for (uint32_t i = 0; i <= pos; i++) {
+        h = (h ^ tokens[i]) * UINT64_C(0x9E3779B97F4A7C15);
+        h ^= h >> 29;
+    }
+    return h;
+}
+
+static uint64_t *cell(struct sim *s, const struct bt_batch_seq *q, uint32_t pos)
+{
+    return &s->content[q->pages[0][pos / s->o.page_tokens]][pos % s->o.page_tokens];
+}
+
+/* Stores the KV of positions [from, end), after checking that of those before; only full attention
+ * keeps all. */
+static void store(struct sim *s, const struct bt_batch_seq *q, uint32_t from, uint32_t end)
+{
+    for (uint32_t pos = 0; pos < end; pos++) {
+        if (pos < from) {
+            CHECK(*cell(s, q, pos) == kv_of(q->tokens, pos));
+        } else {
+            struct bt_page_info info =
+                bt_pages_info(bt_batch_pages(s->b, 0), q->pages[0][pos / s->o.page_tokens]);
+
+            CHECK(info.state == BT_PAGE_LEASED && info.n_refs == 1 && info.holder == q->id);
+            *cell(s, q, pos) = kv_of(q->tokens, pos);
+        }
+    }
+}
+
+/* Few different beginnings, so that prompts share them. */
+static void make_tokens(struct sim *s, uint32_t *tokens)
+{
+    uint32_t family = rnd(s, 3), shared = rnd(s, TOKENS_MAX / 4);
+
+    for (uint32_t i = 0; i < TOKENS_MAX; i++) {
+        tokens[i] = i < shared ? family * 1000 + i : rnd(s, 2);
     }
 }
 
@@ -81,15 +138,17 @@ static void create_one(struct sim *s)
     struct bt_batch_new nw = {.n_tokens = n,
                               .n_tokens_max = end,
                               .hold = !land && rnd(s, 2) == 0,
-                              .all_rows = rnd(s, 6) == 0};
+                              .all_rows = rnd(s, 6) == 0,
+                              .tokens = s->seqs[at].tokens};
     uint32_t slot;
+
+    make_tokens(s, s->seqs[at].tokens);
     enum bt_status st = land ? bt_batch_land(s->b, &nw, &slot) : bt_batch_submit(s->b, &nw, &slot);
 
     if (st == BT_OK) {
         s->seqs[at].used = true;
         s->seqs[at].id = bt_batch_seq(s->b, slot)->id;
         s->seqs[at].end = end;
-
         s->n_left--;
     } else {
         CHECK_EQ(st, BT_ERR_BUSY);
@@ -105,6 +164,8 @@ static void outside_event(struct sim *s, uint32_t at)
     if (q->state == BT_BATCH_LANDING && rnd(s, 8) == 0) {
         bt_batch_quarantine(s->b, slot);
     } else if (q->state == BT_BATCH_LANDING && q->n_tokens < s->seqs[at].end) {
+        store(s, q, q->n_shared * s->o.page_tokens, q->n_tokens);
+        s->n_hits += q->n_shared;
         bt_batch_start(s->b, slot);
     } else if (q->state == BT_BATCH_HELD || q->state == BT_BATCH_FINISHED ||
                q->state == BT_BATCH_QUARANTINED || q->state == BT_BATCH_LANDING || q->cancelled) {
@@ -128,6 +189,7 @@ static void check_plan(struct sim *s, const struct bt_batch_plan *plan)
         CHECK_EQ(sp->last, sp->pos + sp->n == q->n_tokens);
         n_decode += sp->decode;
         n_prefill += sp->decode ? 0 : sp->n;
+        store(s, q, sp->pos, sp->pos + sp->n);
         n_rows += sp->decode ? 0 : q->all_rows ? sp->n : sp->last;
         for (uint32_t g = 0; g < s->o.n_groups; g++) {
             uint32_t w = s->o.groups[g].window;
@@ -149,6 +211,9 @@ static void one_step(struct sim *s)
 
     bt_batch_plan(s->b, &plan);
     check_plan(s, &plan);
+    for (uint32_t i = 0; i < plan.n_started; i++) {
+        s->n_hits += bt_batch_seq(s->b, plan.started[i])->n_shared;
+    }
     for (uint32_t i = 0; i < plan.n_preempted; i++) {
         for (uint32_t at = 0; at < N_SEQS; at++) {
             if (s->seqs[at].used && s->seqs[at].id == plan.preempted[i]) {
@@ -177,7 +242,7 @@ static void one_step(struct sim *s)
     }
 }
 
-static void run(uint64_t seed)
+static uint32_t run(uint64_t seed)
 {
     struct sim s = {.rng = seed * 977 + 1, .n_left = 60};
 
@@ -186,8 +251,11 @@ static void run(uint64_t seed)
                                  .max_batch = 1 + rnd(&s, 6),
                                  .max_seqs = N_SEQS,
                                  .prefill_rows = 1 + rnd(&s, 6),
-                                 .n_groups = 1 + rnd(&s, 3)};
-    uint32_t n_pages = 8 + rnd(&s, 60);
+                                 .n_groups = 1 + rnd(&s, 3),
+                                 .prefix_cache = seed % 2 == 1};
+    uint32_t n_pages = 8 + rnd(&s, PAGES_MAX - 8);
+
+    s.o.n_groups = s.o.prefix_cache ? 1 : s.o.n_groups;
 
     for (uint32_t g = 0; g < s.o.n_groups; g++) {
         s.o.groups[g].n_pages = n_pages;
@@ -214,21 +282,28 @@ static void run(uint64_t seed)
     CHECK(n < STEPS_MAX); /* nobody starved */
     CHECK_EQ(s.n_completed + s.n_preempted, 60);
     for (uint32_t g = 0; g < s.o.n_groups; g++) {
-        CHECK_EQ(bt_pages_count(bt_batch_pages(s.b, g), BT_PAGE_FREE), n_pages);
+        CHECK_EQ(bt_pages_count(bt_batch_pages(s.b, g), BT_PAGE_FREE) +
+                     bt_pages_count(bt_batch_pages(s.b, g), BT_PAGE_CACHED),
+                 n_pages);
+        CHECK(s.o.prefix_cache || bt_pages_count(bt_batch_pages(s.b, g), BT_PAGE_CACHED) == 0);
     }
     if (bt_test_failures > 0) {
         fprintf(stderr, "seed %llu\n", (unsigned long long)seed);
         exit(1);
     }
     bt_batch_destroy(s.b);
+    return s.n_hits;
 }
 
 int main(int argc, char **argv)
 {
     uint64_t n = argc > 1 ? strtoull(argv[1], NULL, 10) : 200;
 
+    uint32_t n_hits = 0;
+
     for (uint64_t seed = 0; seed < n; seed++) {
-        run(seed);
+        n_hits += run(seed);
     }
+    CHECK(n_hits > n);
     return bt_test_done();
 }
