@@ -403,6 +403,9 @@ static enum bt_status get_peers(const Baton__Session__V1__Peers *p, struct bt_ar
         return bt_err_set(err, BT_ERR_NOMEM, "session message: too large");
     }
     for (size_t i = 0; i < p->n_peers; i++) {
+        if (p->peers[i]->instance == 0) {
+            return bad(err, "peers.instance", "must not be 0");
+        }
         peers[i] =
             (struct bt_msg_peer){p->peers[i]->instance, p->peers[i]->address, p->peers[i]->name};
     }

@@ -51,10 +51,24 @@ static void test_strings(void)
     }
 }
 
+/* Instance 0 means "no peer" everywhere else. */
+static void test_peer_without_instance(void)
+{
+    struct bt_msg_peer list[2] = {{1, "127.0.0.1:1", "a"}, {0, "127.0.0.1:2", "b"}};
+    struct bt_from_router in = {.kind = BT_FROM_ROUTER_PEERS, .peers = {2, list}}, out;
+
+    bt_arena_reset(&arena);
+    bt_buf_clear(&buf);
+    CHECK_EQ(bt_from_router_encode(&in, &buf), BT_OK);
+    CHECK_EQ(bt_from_router_decode(buf.data, buf.len, &arena, &out, &err), BT_ERR_PROTOCOL);
+    CHECK(strstr(err.msg, "peers.instance") != NULL);
+}
+
 int main(void)
 {
     bt_arena_init(&arena, (size_t)1 << 20);
     test_strings();
+    test_peer_without_instance();
     bt_arena_fini(&arena);
     bt_buf_fini(&buf);
     CHECK_EQ(bt_test_live_bytes(), 0);
