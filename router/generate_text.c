@@ -206,10 +206,9 @@ struct bt_inf_usage bt_gen_usage(const struct bt_gen *g)
     for (uint32_t i = 0; i < g->n_choices; i++) {
         const struct gen_choice *ch = &g->choices[i];
 
-        if (i % g->params.n == 0) { /* a prompt counts once, however many choices it has */
-            u.prompt_tokens += ch->prompt->n;
-            u.cached_tokens += ch->info.prefill.cached_tokens;
-        }
+        /* Each choice is a sequence of its own and counts as it ran: n = 2 reads the prompt twice. */
+        u.prompt_tokens += ch->prompt->n;
+        u.cached_tokens += ch->info.prefill.cached_tokens;
         u.completion_tokens += ch->n_out;
         u.transferred_tokens += ch->info.has_decode ? ch->info.decode.transferred_tokens : 0;
     }

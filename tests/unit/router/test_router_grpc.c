@@ -124,7 +124,7 @@ static void test_generate(void)
     CHECK(strlen(r.text[0]) == 6 && strcmp(r.text[0], r.text[1]) != 0);
     CHECK_STR(r.finish[1], "length");
     CHECK_EQ(r.n_finished, 2);
-    CHECK(r.usage_last && r.usage.prompt_tokens == 4 && r.usage.completion_tokens == 12);
+    CHECK(r.usage_last && r.usage.prompt_tokens == 8 && r.usage.completion_tokens == 12);
     CHECK_EQ(r.usage.transferred_tokens, 8);
     CHECK_NEAR(r.last_logprob, -0.75, 1e-6);
     CHECK_NEAR(r.timings.prefill_ms, 2, 1e-6);
