@@ -656,9 +656,9 @@ static void test_long_name(void)
 {
     struct bt_rt_node_info n;
     uint32_t pos = 0;
-    char name[130];
+    char name[131];
 
-    for (size_t i = 0; i + 1 < sizeof name; i += 2) {
+    for (size_t i = 0; i + 2 < sizeof name; i += 2) {
         memcpy(name + i, "\xc3\xa4", 3);
     }
     begin();
