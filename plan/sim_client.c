@@ -3,6 +3,8 @@
 
 #include "plan/sim_int.h"
 
+#include <stdio.h>
+#include <stdlib.h>
 #include "base/assert.h"
 #include "base/mem.h"
 
@@ -131,7 +133,7 @@ static void on_ask(struct bt_sim *s, struct sim_event *e)
         .logprobs = q->logprobs,
     };
     struct bt_rt_seq_start start = {
-        .request_id = "request",
+        .request_id = q->id,
         .tokens = q->tokens,
         .n_prompt = q->n_prompt,
         .sampling = &sampling,
@@ -144,6 +146,8 @@ static void on_ask(struct bt_sim *s, struct sim_event *e)
     sim_log(s, "request %u at %p: prompt %u, max_tokens %u", e->i, e->proc, q->n_prompt,
             q->max_tokens);
     q->state = REQ_RUNNING;
+    q->t_ask = s->now;
+    snprintf(q->id, sizeof q->id, "q%u", e->i);
     enum bt_status st = bt_rt_seq_start(r->core, s->now, &start, &q->seq);
 
     if (st != BT_OK) {
@@ -261,6 +265,24 @@ void sim_clients_lost(struct bt_sim *s, uint32_t router)
             s->result.n_lost++;
         }
     }
+}
+
+/* The queue is in order: nothing overtakes what came earlier with the same or a higher priority, and
+ * could run as well. */
+void sim_client_submitted(struct bt_sim *s, struct sim_router *r, const struct bt_msg_submit *m)
+{
+    uint32_t i = (uint32_t)strtoul(m->request_id + 1, NULL, 10);
+    struct sim_request *q = &s->requests[i];
+
+    for (uint32_t k = 0; !q->dispatched && q->max_tokens != 1 && k < s->n_requests; k++) {
+        const struct sim_request *o = &s->requests[k];
+
+        if (o->state == REQ_RUNNING && o->router == r->proc && !o->dispatched &&
+            o->t_ask < q->t_ask && o->priority >= q->priority && fits(s, o)) {
+            sim_fail(s, "request %u overtakes request %u", i, k);
+        }
+    }
+    q->dispatched = true;
 }
 
 /* ---- answers ---- */

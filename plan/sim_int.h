@@ -281,11 +281,13 @@ enum sim_request_state { REQ_NEW, REQ_ASKED, REQ_RUNNING, REQ_DONE, REQ_CANCELLE
 struct sim_request {
     enum sim_request_state state;
     uint32_t router; /* process */
-    uint64_t t_arrive, t_cancel, t_deadline, t_over;
+    uint64_t t_arrive, t_ask, t_cancel, t_deadline, t_over;
     uint32_t cancel_after;         /* tokens; 0: never */
     uint32_t n_prompt, max_tokens; /* as asked */
     int32_t priority;
     bool logprobs, prompt_logprobs, probe;
+    bool dispatched; /* submitted to a node at least once */
+    char id[12];
     uint64_t seed, seq;
     uint32_t *tokens; /* the prompt */
     struct {
@@ -523,6 +525,7 @@ void sim_clients_fini(struct bt_sim *s);
 void sim_client_tokens(struct bt_sim *s, struct sim_router *r, const struct bt_rt_action *a);
 void sim_client_prompt(struct bt_sim *s, struct sim_router *r, const struct bt_rt_action *a);
 void sim_client_end(struct bt_sim *s, struct sim_router *r, const struct bt_rt_action *a);
+void sim_client_submitted(struct bt_sim *s, struct sim_router *r, const struct bt_msg_submit *m);
 void sim_clients_lost(struct bt_sim *s, uint32_t router);
 void sim_client_probe(struct bt_sim *s, uint32_t router);
 

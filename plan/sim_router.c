@@ -11,6 +11,9 @@ static void do_action(struct bt_sim *s, struct sim_router *r, const struct bt_rt
 {
     switch (a->kind) {
     case BT_RT_SEND:
+        if (a->send.kind == BT_FROM_ROUTER_SUBMIT) {
+            sim_client_submitted(s, r, &a->send.submit);
+        }
         sim_router_send(s, r, a->session, &a->send);
         break;
     case BT_RT_CLOSE:
