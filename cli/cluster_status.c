@@ -7,8 +7,9 @@
 #include "cli/cli.h"
 #include "cli/client.h"
 
-#define TIMEOUT_NS (5 * BT_NS_PER_S)
-#define ARENA_MAX  ((size_t)64 << 20)
+#define TIMEOUT_NS     (5 * BT_NS_PER_S)
+#define NAME_WIDTH_MIN 10
+#define ARENA_MAX      ((size_t)64 << 20)
 
 struct status_cfg {
     struct bt_client_cfg conn;
@@ -21,31 +22,39 @@ static const struct bt_opt options[] = {
      "Show it again every second until Ctrl-C."},
 };
 
-static void print_node(const struct bt_inf_node *n)
+/* The state up to its reason, which print_details() gives a line of its own. */
+static void print_node(const struct bt_inf_node *n, int width)
 {
     uint32_t total = n->pages_free + n->pages_cached + n->pages_leased + n->pages_quarantined;
     bool ready = strcmp(n->state, "ready") == 0;
 
-    printf("%-14s %-8s %s%-10s%s %7u %7u %8u %8u %6u %6u  %.8s\n", n->name, n->role,
-           bt_cli_style(STDOUT_FILENO, ready ? BT_CLI_GREEN : BT_CLI_YELLOW), n->state,
-           bt_cli_style(STDOUT_FILENO, BT_CLI_PLAIN), n->waiting, n->running, total, n->pages_free,
-           n->pages_leased, n->pages_quarantined, n->instance);
+    printf("%-*s %-8s %s%-10.*s%s %7u %7u %8u %8u %8u %6u %6u  %.8s\n", width, n->name, n->role,
+           bt_cli_style(STDOUT_FILENO, ready ? BT_CLI_GREEN : BT_CLI_YELLOW),
+           (int)strcspn(n->state, ":"), n->state, bt_cli_style(STDOUT_FILENO, BT_CLI_PLAIN),
+           n->waiting, n->running, total, n->pages_free, n->pages_cached, n->pages_leased,
+           n->pages_quarantined, n->instance);
 }
 
-static void print_details(const struct bt_inf_node *n)
+static void print_details(const struct bt_inf_node *n, int width)
 {
-    printf("%-14s %s; kv %s; model %s\n", n->name, n->backend, n->kv_layout, n->fingerprint);
+    printf("%-*s %s; kv %s; model %s\n", width, n->name, n->backend, n->kv_layout, n->fingerprint);
+    if (strchr(n->state, ':') != NULL) {
+        printf("%-*s %s%s%s\n", width, "", bt_cli_style(STDOUT_FILENO, BT_CLI_YELLOW), n->state,
+               bt_cli_style(STDOUT_FILENO, BT_CLI_PLAIN));
+    }
     if (n->transfer_address[0] != '\0') {
-        printf("%-14s takes KV pages at %s\n", "", n->transfer_address);
+        printf("%-*s takes KV pages at %s\n", width, "", n->transfer_address);
     }
     for (size_t i = 0; i < n->n_transports; i++) {
-        printf("%-14s kv with %s over %s\n", "", n->transports[i].peer,
+        printf("%-*s kv with %s over %s\n", width, "", n->transports[i].peer,
                n->transports[i].description);
     }
 }
 
 static void print_cluster(const struct bt_inf_cluster *c)
 {
+    int width = NAME_WIDTH_MIN;
+
     printf("%smodel %s%s, %u requests running, %u waiting, router %.8s\n\n",
            bt_cli_style(STDOUT_FILENO, BT_CLI_BOLD), c->model,
            bt_cli_style(STDOUT_FILENO, BT_CLI_PLAIN), c->requests_running, c->requests_waiting,
@@ -54,14 +63,19 @@ static void print_cluster(const struct bt_inf_cluster *c)
         printf("no nodes are connected\n");
         return;
     }
-    printf("%-14s %-8s %-10s %7s %7s %8s %8s %6s %6s  %s\n", "node", "role", "state", "waiting",
-           "running", "pages", "free", "leased", "quar.", "instance");
     for (size_t i = 0; i < c->n_nodes; i++) {
-        print_node(&c->nodes[i]);
+        int len = (int)strlen(c->nodes[i].name);
+
+        width = len > width ? len : width;
+    }
+    printf("%-*s %-8s %-10s %7s %7s %8s %8s %8s %6s %6s  %s\n", width, "node", "role", "state",
+           "waiting", "running", "KV pages", "free", "cached", "leased", "quar.", "instance");
+    for (size_t i = 0; i < c->n_nodes; i++) {
+        print_node(&c->nodes[i], width);
     }
     printf("\n");
     for (size_t i = 0; i < c->n_nodes; i++) {
-        print_details(&c->nodes[i]);
+        print_details(&c->nodes[i], width);
     }
 }
 
