@@ -371,6 +371,11 @@ static void deliver_engine_p(struct world *w, const struct flight *f)
 static void deliver_engine_d(struct world *w, const struct flight *f)
 {
     struct engine_job *e = engine_find(w->de, f->job);
+    /* Actions may point to these: they live until the list was carried out. */
+    uint32_t ids[64] = {0};
+    const uint32_t *tables[1] = {ids};
+    uint32_t first[1] = {0};
+    struct bt_sampled s = {.token = 100 + f->a + 1};
 
     if (e == NULL) {
         return;
@@ -379,15 +384,11 @@ static void deliver_engine_d(struct world *w, const struct flight *f)
         *e = (struct engine_job){0};
         bt_dc_on_engine_failed(w->d, w->now, f->job, BT_ERR_BUSY, "no pages");
     } else if (f->what == W_LANDED) {
-        uint32_t ids[64] = {0};
-        const uint32_t *tables[1] = {ids};
-        uint32_t first[1] = {w->cache ? rnd(w, e->n_tokens / PAGE + 1) : 0};
-
+        first[0] = w->cache ? rnd(w, e->n_tokens / PAGE + 1) : 0;
         w->d_hits += first[0] * PAGE;
         bt_dc_on_engine_landed(w->d, w->now, f->job, (e->n_tokens + PAGE - 1) / PAGE, first,
                                tables);
     } else {
-        struct bt_sampled s = {.token = 100 + f->a + 1};
         bool last = f->a + 2 == e->max_tokens;
 
         if (!last) {
