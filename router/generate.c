@@ -13,7 +13,8 @@
 #include "base/log.h"
 #include "base/mem.h"
 
-#define RETRY_NS BT_NS_PER_S
+#define RETRY_NS     BT_NS_PER_S /* while no pair can serve */
+#define RETRY_MIN_NS (100 * BT_NS_PER_MS)
 
 /* ---- memory ---- */
 
@@ -136,6 +137,29 @@ static bool nothing_to_run(const struct bt_gen *g)
     return p->has_max_tokens && p->sampling.max_tokens == 0 && !p->sampling.logprobs;
 }
 
+/* Refused by admission: the wait that e tells is the one to expect. */
+static bool fail_exhausted(struct bt_gen *g, const struct bt_gen_prompt *p, enum bt_refusal why,
+                           struct bt_api_err *e)
+{
+    struct bt_router *r = g->r;
+    struct bt_rt_forecast f =
+        bt_rt_forecast(r->core, bt_net_loop_now(r->loop), g->key, g->params.priority, p->n);
+    uint64_t wait = bt_rt_core_ready(r->core) ? f.wait_ns : RETRY_NS;
+
+    r->metrics.refused[why]++;
+    if (why == BT_REFUSED_MAX_TTFT) {
+        (void)bt_api_fail(e, BT_API_EXHAUSTED, NULL,
+                          "the first token would come after %.3f s (%.3f s of them in the queue), "
+                          "later than this router allows; try again later",
+                          (double)(f.wait_ns + f.prefill_ns) / 1e9, (double)f.wait_ns / 1e9);
+    } else {
+        (void)bt_api_fail(e, BT_API_EXHAUSTED, NULL,
+                          "too many requests are waiting; try again later");
+    }
+    e->retry_ns = wait > RETRY_MIN_NS ? wait : RETRY_MIN_NS;
+    return false;
+}
+
 static bool choice_start(struct gen_choice *ch, struct bt_api_err *e)
 {
     struct bt_gen *g = ch->g;
@@ -159,17 +183,15 @@ static bool choice_start(struct gen_choice *ch, struct bt_api_err *e)
         .sampling = &sampling,
         .prompt_logprobs = ch->plp != NULL,
         .priority = g->params.priority,
+        .key = g->key,
         .deadline = g->deadline,
         .user = ch,
     };
     enum bt_status st = bt_rt_seq_start(g->r->core, g->t_start, &s, &ch->seq);
 
-    if (st == BT_ERR_BUSY) {
-        g->r->metrics.refused[BT_REFUSED_QUEUE_FULL]++;
-        (void)bt_api_fail(e, BT_API_EXHAUSTED, NULL,
-                          "too many requests are waiting; try again later");
-        e->retry_ns = RETRY_NS;
-        return false;
+    if (st == BT_ERR_BUSY || st == BT_ERR_TIMEOUT) {
+        return fail_exhausted(g, ch->prompt,
+                              st == BT_ERR_BUSY ? BT_REFUSED_QUEUE_FULL : BT_REFUSED_MAX_TTFT, e);
     }
     return st == BT_OK ? true : bt_api_fail(e, BT_API_INTERNAL, NULL, "out of memory");
 }
@@ -232,6 +254,7 @@ static bool gen_create(struct bt_router *r, const struct bt_gen_start *s, struct
     g->t_start = bt_net_loop_now(r->loop);
     g->tokenize_ns = s->tokenize_ns;
     g->deadline = s->deadline;
+    g->key = s->key;
     g->events = s->events;
     g->user = s->user;
     g->n_choices = g->n_unfinished = n;
@@ -261,11 +284,7 @@ static bool gen_register(struct bt_gen *g, struct bt_api_err *e)
                            g->request_id);
     }
     if (g->n_choices > bt_rt_core_room(r->core) && !nothing_to_run(g)) {
-        r->metrics.refused[BT_REFUSED_QUEUE_FULL]++;
-        (void)bt_api_fail(e, BT_API_EXHAUSTED, NULL,
-                          "too many requests are waiting; try again later");
-        e->retry_ns = RETRY_NS;
-        return false;
+        return fail_exhausted(g, g->prompts, BT_REFUSED_QUEUE_FULL, e);
     }
     if (bt_map_put(&r->by_request_id, g->request_id, len, (uint64_t)(uintptr_t)g) != BT_OK) {
         return bt_api_fail(e, BT_API_INTERNAL, NULL, "out of memory");
@@ -445,7 +464,8 @@ void bt_gen_on_prompt_logprobs(struct bt_router *r, const struct bt_rt_action *a
     make_dirty(ch->g);
 }
 
-static void api_error_of(const struct bt_rt_end *end, struct bt_api_err *e)
+static void api_error_of(const struct gen_choice *ch, const struct bt_rt_end *end,
+                         struct bt_api_err *e)
 {
     static const enum bt_api_code code[] = {
         [BT_RT_INVALID] = BT_API_INVALID,         [BT_RT_EXHAUSTED] = BT_API_EXHAUSTED,
@@ -454,7 +474,16 @@ static void api_error_of(const struct bt_rt_end *end, struct bt_api_err *e)
     };
 
     (void)bt_api_fail(e, code[end->kind], NULL, "%s", end->text);
-    e->retry_ns = end->kind == BT_RT_EXHAUSTED || end->kind == BT_RT_UNAVAILABLE ? RETRY_NS : 0;
+    if (end->kind == BT_RT_EXHAUSTED) {
+        const struct bt_router *r = ch->g->r;
+        uint64_t wait = bt_rt_forecast(r->core, bt_net_loop_now(r->loop), ch->g->key,
+                                       ch->g->params.priority, ch->prompt->n)
+                            .wait_ns;
+
+        e->retry_ns = wait > RETRY_MIN_NS ? wait : RETRY_MIN_NS;
+    } else if (end->kind == BT_RT_UNAVAILABLE) {
+        e->retry_ns = RETRY_NS;
+    }
 }
 
 void bt_gen_on_seq_end(struct bt_router *r, const struct bt_rt_action *a)
@@ -473,7 +502,7 @@ void bt_gen_on_seq_end(struct bt_router *r, const struct bt_rt_action *a)
         make_dirty(ch->g);
         return;
     }
-    api_error_of(&a->end, &e);
+    api_error_of(ch, &a->end, &e);
     if (a->end.kind == BT_RT_EXHAUSTED) {
         r->metrics.refused[BT_REFUSED_QUEUE_TIMEOUT]++;
     } else if (a->end.kind == BT_RT_UNAVAILABLE && ch->info.n_attempts == 0) {

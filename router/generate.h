@@ -54,6 +54,7 @@ struct bt_gen_start {
     size_t n_prompts;
     uint64_t t_arrival, tokenize_ns;
     uint64_t deadline; /* time; UINT64_MAX: none */
+    uint32_t key;      /* whose it is, by bt_router_key_find() */
     const struct bt_gen_events *events;
     void *user;
 };

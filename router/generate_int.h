@@ -44,6 +44,7 @@ struct bt_gen {
     uint64_t t_arrival, t_start, tokenize_ns, detokenize_ns, deadline;
     const struct bt_gen_events *events;
     void *user;
+    uint32_t key;
     struct bt_buf raw, text;
     uint32_t n_choices, n_unfinished;
     struct gen_choice choices[];

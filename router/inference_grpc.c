@@ -25,6 +25,7 @@ struct rpc {
     struct bt_router *r;
     struct bt_grpc_call *call; /* NULL: gone */
     enum kind kind;
+    uint32_t key;
     struct bt_arena arena; /* holds the request */
     union {
         struct bt_inf_generate generate;
@@ -54,11 +55,11 @@ static void fail(struct bt_grpc_call *call, const struct bt_api_err *e)
     }
 }
 
-static bool key_ok(struct bt_router *r, struct bt_grpc_call *call)
+static bool key_ok(struct bt_router *r, struct bt_grpc_call *call, uint32_t *key)
 {
     struct bt_api_err e = {0};
 
-    if (bt_router_key_ok(r, bt_grpc_metadata(call, "authorization"))) {
+    if (bt_router_key_find(r, bt_grpc_metadata(call, "authorization"), key)) {
         return true;
     }
     (void)bt_api_fail(&e, BT_API_UNAUTHENTICATED, NULL, "a missing or wrong API key");
@@ -392,6 +393,7 @@ static bool start_generation(struct rpc *c)
         .t_arrival = c->t_arrival,
         .tokenize_ns = c->prepare_ns,
         .deadline = bt_grpc_deadline_ns(c->call),
+        .key = c->key,
         .events = &events,
         .user = c,
     };
@@ -458,7 +460,9 @@ static void begin(struct bt_grpc_call *call, struct bt_router *r, enum kind kind
     static const struct bt_grpc_events events = {
         .on_message = on_message, .on_writable = on_writable, .on_close = on_close};
 
-    if (!key_ok(r, call)) {
+    uint32_t key;
+
+    if (!key_ok(r, call, &key)) {
         return;
     }
     struct rpc *c = bt_calloc(1, sizeof *c);
@@ -469,6 +473,7 @@ static void begin(struct bt_grpc_call *call, struct bt_router *r, enum kind kind
     }
     c->r = r;
     c->call = call;
+    c->key = key;
     c->kind = kind;
     c->t_arrival = bt_net_loop_now(r->loop);
     c->env = (struct bt_prompt_env){r->tok, r->tmpl, r->bos, r->eos,
@@ -552,7 +557,9 @@ static void on_abort(struct bt_grpc_call *call, void *arg)
 {
     static const struct bt_grpc_events events = {.on_message = abort_message};
 
-    if (key_ok(arg, call)) {
+    uint32_t key;
+
+    if (key_ok(arg, call, &key)) {
         bt_grpc_bind(call, &events, arg);
     }
 }
@@ -561,7 +568,9 @@ static void on_list_models(struct bt_grpc_call *call, void *arg)
 {
     static const struct bt_grpc_events events = {.on_message = models_message};
 
-    if (key_ok(arg, call)) {
+    uint32_t key;
+
+    if (key_ok(arg, call, &key)) {
         bt_grpc_bind(call, &events, arg);
     }
 }
@@ -570,7 +579,9 @@ static void on_get_cluster(struct bt_grpc_call *call, void *arg)
 {
     static const struct bt_grpc_events events = {.on_message = cluster_message};
 
-    if (key_ok(arg, call)) {
+    uint32_t key;
+
+    if (key_ok(arg, call, &key)) {
         bt_grpc_bind(call, &events, arg);
     }
 }

@@ -5,8 +5,8 @@
 #include <string.h>
 #include "router/router_core.h"
 
-static const char *const refusal_names[] = {"invalid",       "unauthenticated", "queue_full",
-                                            "queue_timeout", "no_node",         "draining"};
+static const char *const refusal_names[] = {
+    "invalid", "unauthenticated", "queue_full", "queue_timeout", "max_ttft", "no_node", "draining"};
 static const char *const finished_names[] = {"stop", "length", "cancelled", "error"};
 
 enum bt_status bt_router_metrics_init(struct bt_router_metrics *m, const char *buckets_ttft,

@@ -20,6 +20,7 @@ struct call {
     struct bt_router *r;
     struct bt_http_stream *s; /* NULL: gone */
     enum bt_openai_kind kind;
+    uint32_t key;
     struct bt_buf body;
     size_t body_bytes; /* counted in the router's sum */
     char request_id[ID_MAX + 1];
@@ -278,6 +279,7 @@ static bool start_generation(struct call *c, struct bt_api_err *e)
         .t_arrival = c->t_arrival,
         .tokenize_ns = c->prepare_ns,
         .deadline = UINT64_MAX,
+        .key = c->key,
         .events = &gen_events,
         .user = c,
     };
@@ -452,7 +454,8 @@ static bool plain_text(const char *s)
     return n > 0 && n <= ID_MAX;
 }
 
-void bt_openai_call_begin(struct bt_router *r, struct bt_http_stream *s, enum bt_openai_kind kind)
+void bt_openai_call_begin(struct bt_router *r, struct bt_http_stream *s, enum bt_openai_kind kind,
+                          uint32_t key)
 {
     static const struct bt_http_events events = {.on_data = on_data,
                                                  .on_end = on_body_end,
@@ -467,6 +470,7 @@ void bt_openai_call_begin(struct bt_router *r, struct bt_http_stream *s, enum bt
     c->r = r;
     c->s = s;
     c->kind = kind;
+    c->key = key;
     c->t_arrival = bt_net_loop_now(r->loop);
     c->env = (struct bt_prompt_env){r->tok, r->tmpl, r->bos, r->eos,
                                     (int64_t)(bt_clock_unix_ns() / BT_NS_PER_S)};

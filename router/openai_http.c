@@ -258,20 +258,22 @@ void bt_openai_on_request(struct bt_http_stream *s, const struct bt_http_request
     const struct endpoint *p = find_endpoint(req->path);
     struct bt_http_header h[2];
     struct bt_api_err e = {0};
+    uint32_t key = 0;
 
     if (p == NULL) {
         reply_plain_error(s, 404, "no such path", NULL);
     } else if (!method_fits(p, req->method)) {
         reply_plain_error(s, 405, "method not allowed",
                           strcmp(p->method, "GET") == 0 ? "GET, HEAD" : p->method);
-    } else if (p->key && !bt_router_key_ok(r, bt_http_header_find(req->headers, req->n_headers,
-                                                                  "authorization"))) {
+    } else if (p->key &&
+               !bt_router_key_find(
+                   r, bt_http_header_find(req->headers, req->n_headers, "authorization"), &key)) {
         (void)bt_api_fail(&e, BT_API_UNAUTHENTICATED, NULL, "a missing or wrong API key");
         bt_router_count_refusal(r, &e);
         bt_openai_reply_error(s, &e, h, echo_headers(s, h));
     } else if (p->get != NULL) {
         p->get(r, s);
     } else {
-        bt_openai_call_begin(r, s, p->kind);
+        bt_openai_call_begin(r, s, p->kind, key);
     }
 }

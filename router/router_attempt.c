@@ -10,6 +10,7 @@
 #define BACKOFF_DOUBLINGS 5u
 #define AVOID_REPORTER    2u
 #define AVOID_OTHER       1u
+#define ANSWERS           32.0 /* that the mean length of an answer looks back on, about */
 
 /* ---- legs ---- */
 
@@ -19,20 +20,39 @@ static void charge(struct rt_node *n, struct rt_leg *l, uint64_t tokens)
     l->charge += tokens;
 }
 
-static void uncharge(struct rt_node *n, struct rt_leg *l)
+static uint64_t short_part(const struct rt_leg *l)
 {
-    BT_ASSERT(n->own_tokens >= l->charge);
-    n->own_tokens -= l->charge;
-    l->charge = 0;
+    return l->charge < BT_ADM_SHORT ? l->charge : BT_ADM_SHORT;
 }
 
-static void leg_begin(struct rt_seq *s, enum bt_role role, struct rt_node *n)
+static void uncharge(struct rt_node *n, struct rt_leg *l)
+{
+    BT_ASSERT(n->own_tokens >= l->charge && n->own_pages >= l->pages);
+    if (n->hello.role == BT_ROLE_PREFILL && l->charge > 0) {
+        n->own_prompts--;
+        n->own_short -= short_part(l);
+        n->done_tokens -= n->done_tokens < l->charge ? n->done_tokens : l->charge;
+    }
+    n->own_tokens -= l->charge;
+    n->own_pages -= l->pages;
+    l->charge = l->pages = 0;
+}
+
+static void leg_begin(struct bt_rt_core *c, struct rt_seq *s, enum bt_role role, struct rt_node *n)
 {
     struct rt_leg *l = &s->leg[role];
 
     *l = (struct rt_leg){.session = n->session, .live = true};
     n->own_seqs++;
     charge(n, l, s->n_tokens);
+    if (role == BT_ROLE_PREFILL) {
+        n->own_prompts++;
+        n->own_short += short_part(l);
+        n->fresh_tokens += l->charge;
+    } else {
+        l->pages = bt_rt_pages_of(n, bt_rt_expected_tokens(c, s));
+        n->own_pages += l->pages;
+    }
 }
 
 void bt_rt_leg_end(struct bt_rt_core *c, struct rt_seq *s, enum bt_role role, bool cancel)
@@ -91,12 +111,11 @@ static void send_submit(struct bt_rt_core *c, const struct rt_seq *s, const stru
     };
 }
 
-/* The first attempt fixes what the answer depends on: the kind of nodes, and its length if none was
- * given. false: the sequence does not fit and has ended. */
-static bool resolve(struct bt_rt_core *c, struct rt_seq *s)
+bool bt_rt_resolve(struct bt_rt_core *c, struct rt_seq *s)
 {
     uint64_t ident = s->ident != 0 ? s->ident : c->served;
-    uint32_t context = bt_rt_context_of(c, ident, bt_rt_wants_decode(s));
+    uint32_t context =
+        s->info.max_tokens != 0 ? 0 : bt_rt_context_of(c, ident, bt_rt_wants_decode(s));
     uint64_t want = (uint64_t)s->n_prompt + s->sampling.max_tokens;
 
     if (s->info.max_tokens != 0 || context == 0) {
@@ -122,12 +141,20 @@ static bool resolve(struct bt_rt_core *c, struct rt_seq *s)
     return true;
 }
 
+bool bt_rt_too_long(const struct bt_rt_core *c, uint32_t n_prompt, uint32_t max_tokens)
+{
+    uint32_t context = bt_rt_context_of(c, c->served, max_tokens != 1);
+
+    return context != 0 &&
+           (max_tokens == 0 ? n_prompt >= context : (uint64_t)n_prompt + max_tokens > context);
+}
+
 enum rt_dispatch bt_rt_attempt_start(struct bt_rt_core *c, uint64_t now, struct rt_seq *s)
 {
     struct rt_pair pair;
     struct bt_ticket t;
 
-    if (!resolve(c, s)) {
+    if (!bt_rt_resolve(c, s)) {
         return RT_ENDED;
     }
     enum rt_dispatch d = bt_rt_place(c, s, &pair);
@@ -149,14 +176,16 @@ enum rt_dispatch bt_rt_attempt_start(struct bt_rt_core *c, uint64_t now, struct 
     snprintf(s->decode_name, sizeof s->decode_name, "%s",
              pair.decode != NULL ? pair.decode->hello.name : "");
     s->leg[BT_ROLE_DECODE] = (struct rt_leg){0};
-    leg_begin(s, BT_ROLE_PREFILL, pair.prefill);
+    leg_begin(c, s, BT_ROLE_PREFILL, pair.prefill);
     send_submit(c, s, pair.prefill, pair.decode);
     if (pair.decode != NULL) {
-        leg_begin(s, BT_ROLE_DECODE, pair.decode);
+        leg_begin(c, s, BT_ROLE_DECODE, pair.decode);
         send_submit(c, s, pair.decode, pair.prefill);
     }
     c->stats.attempts++;
     c->stats.migrated += s->info.n_attempts > 0 && s->reason != BT_ATTEMPT_REFUSED;
+    /* Nobody pays for what a node lost. */
+    bt_adm_goes(&c->adm, &s->turn, s->info.n_attempts == 0 ? s->n_tokens : 0, now);
     s->info.n_attempts++;
     bt_rt_seq_run(c, s);
     return RT_DISPATCHED;
@@ -225,7 +254,7 @@ static void again(struct bt_rt_core *c, uint64_t now, struct rt_seq *s)
     }
     s->refused = refused;
     s->not_before = now + (refused ? backoff(c, s->refusals) : backoff(c, s->failures - 1));
-    bt_rt_seq_wait(c, s);
+    bt_rt_seq_wait(c, now, s);
 }
 
 void bt_rt_attempt_failed(struct bt_rt_core *c, uint64_t now, struct rt_seq *s, enum bt_role role,
@@ -261,6 +290,7 @@ void bt_rt_attempt_finish(struct bt_rt_core *c, struct rt_seq *s)
 {
     bt_rt_leg_end(c, s, BT_ROLE_DECODE,
                   !s->decode_began); /* else it waits for pages that will not come */
+    c->answer_mean += (bt_rt_produced(s) - c->answer_mean) / ANSWERS;
     bt_rt_leg_end(c, s, BT_ROLE_PREFILL, !s->decode_began);
     bt_rt_seq_end(c, s, BT_RT_FINISHED, s->finish, NULL);
 }
@@ -305,8 +335,15 @@ static bool accept(struct bt_rt_core *c, struct rt_seq *s, const struct bt_sampl
         s->tokens[s->n_tokens++] = list[i].token;
     }
     if (d != NULL && s->leg[BT_ROLE_DECODE].live) {
-        charge(d, &s->leg[BT_ROLE_DECODE], n);
+        struct rt_leg *l = &s->leg[BT_ROLE_DECODE];
+        uint32_t pages = bt_rt_pages_of(d, s->n_tokens);
+        uint32_t more = pages > l->pages ? pages - l->pages : 0;
+
+        charge(d, l, n);
+        l->pages += more;
+        d->own_pages += more;
     }
+    bt_adm_charge(&c->adm, s->turn.key, n);
     s->failures = s->refusals = 0;
     return true;
 }

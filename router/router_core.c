@@ -3,13 +3,15 @@
 
 #include "router/router_core_int.h"
 
+#include <stddef.h>
 #include <stdio.h>
 #include "base/assert.h"
 #include "base/log.h"
 #include "base/mem.h"
 
-#define SCRATCH_MAX ((size_t)256 << 20)
-#define SCAN_MAX    256u /* waiting sequences looked at in one pump */
+#define SCRATCH_MAX   ((size_t)256 << 20)
+#define SCAN_MAX      256u  /* waiting sequences looked at in one pump */
+#define ANSWER_TOKENS 128.0 /* of an answer, before the first one was seen */
 
 /* ---- life ---- */
 
@@ -25,12 +27,15 @@ enum bt_status bt_rt_core_create(const struct bt_rt_opts *opts, struct bt_rt_cor
     c->nodes = bt_calloc(opts->nodes_max, sizeof *c->nodes);
     c->node_generation = bt_calloc(opts->nodes_max, sizeof *c->node_generation);
     if (c->nodes == NULL || c->node_generation == NULL ||
+        bt_adm_init(&c->adm, opts->n_keys, opts->seqs_max) != BT_OK ||
         bt_ticket_table_init(&c->seqs, sizeof(struct rt_seq), opts->seqs_max) != BT_OK) {
+        bt_adm_fini(&c->adm);
         bt_free(c->nodes);
         bt_free(c->node_generation);
         bt_free(c);
         return BT_ERR_NOMEM;
     }
+    c->answer_mean = ANSWER_TOKENS;
     *out = c;
     return BT_OK;
 }
@@ -75,6 +80,7 @@ void bt_rt_core_destroy(struct bt_rt_core *c)
     list_free(c, &c->waiting);
     list_free(c, &c->running);
     bt_rt_nodes_fini(c);
+    bt_adm_fini(&c->adm);
     bt_ticket_table_fini(&c->seqs);
     bt_arena_fini(&c->scratch);
     bt_free(c->trash);
@@ -184,12 +190,12 @@ static void list_remove(struct rt_list *l, struct rt_seq *s)
     s->prev = s->next = NULL;
 }
 
-static void list_insert_after(struct rt_list *l, struct rt_seq *at, struct rt_seq *s)
+static void list_append(struct rt_list *l, struct rt_seq *s)
 {
-    s->prev = at;
-    s->next = at != NULL ? at->next : l->first;
+    s->prev = l->last;
+    s->next = NULL;
     *(s->prev != NULL ? &s->prev->next : &l->first) = s;
-    *(s->next != NULL ? &s->next->prev : &l->last) = s;
+    l->last = s;
 }
 
 static const uint8_t legal_next[] = {
@@ -198,45 +204,36 @@ static const uint8_t legal_next[] = {
     [SEQ_OVER] = 0,
 };
 
-static void seq_move(struct bt_rt_core *c, struct rt_seq *s, enum rt_seq_state next,
-                     struct rt_seq *after)
+static void seq_move(struct bt_rt_core *c, struct rt_seq *s, enum rt_seq_state next)
 {
     BT_ASSERT((legal_next[s->state] & 1u << next) != 0);
     list_remove(list_of(c, s->state), s);
+    if (s->state == SEQ_WAITING) {
+        bt_adm_remove(&c->adm, &s->turn);
+    }
     c->stats.waiting -= s->state == SEQ_WAITING;
     c->stats.running -= s->state == SEQ_RUNNING;
     s->state = next;
     c->stats.waiting += next == SEQ_WAITING;
     c->stats.running += next == SEQ_RUNNING;
-    list_insert_after(list_of(c, next), after, s);
+    list_append(list_of(c, next), s);
 }
 
-/* Where it belongs: by priority, then by the time it has waited. */
-static struct rt_seq *waiting_place(struct bt_rt_core *c, const struct rt_seq *s)
+void bt_rt_seq_wait(struct bt_rt_core *c, uint64_t now, struct rt_seq *s)
 {
-    struct rt_seq *at = c->waiting.last;
-
-    while (at != NULL && (at->priority < s->priority ||
-                          (at->priority == s->priority && at->t_wait > s->t_wait))) {
-        at = at->prev;
-    }
-    return at;
-}
-
-void bt_rt_seq_wait(struct bt_rt_core *c, struct rt_seq *s)
-{
-    seq_move(c, s, SEQ_WAITING, waiting_place(c, s));
+    seq_move(c, s, SEQ_WAITING);
+    bt_adm_add(&c->adm, &s->turn, s->n_tokens, now);
 }
 
 void bt_rt_seq_run(struct bt_rt_core *c, struct rt_seq *s)
 {
-    seq_move(c, s, SEQ_RUNNING, c->running.last);
+    seq_move(c, s, SEQ_RUNNING);
 }
 
 static void seq_over(struct bt_rt_core *c, struct rt_seq *s)
 {
     bt_ticket_table_forget(&c->seqs, s);
-    seq_move(c, s, SEQ_OVER, c->over.last);
+    seq_move(c, s, SEQ_OVER);
 }
 
 void bt_rt_seq_end(struct bt_rt_core *c, struct rt_seq *s, enum bt_rt_end_kind kind,
@@ -291,12 +288,25 @@ static bool seq_copy(struct rt_seq *s, const struct bt_rt_seq_start *in)
     s->sampling.bias = s->bias;
     s->prompt_logprobs = in->prompt_logprobs;
     s->prompt_next = 1;
-    s->priority = in->priority;
+    s->turn.priority = in->priority;
+    s->turn.key = in->key;
     s->deadline = in->deadline;
     s->user = in->user;
     s->info.prefill_name = s->prefill_name;
     s->info.decode_name = s->decode_name;
     return true;
+}
+
+/* What can never run is not refused but waits to be told so. */
+static bool comes_too_late(const struct bt_rt_core *c, uint64_t now,
+                           const struct bt_rt_seq_start *in)
+{
+    if (c->opts.max_ttft_ns == 0 || bt_rt_too_long(c, in->n_prompt, in->sampling->max_tokens)) {
+        return false;
+    }
+    struct bt_rt_forecast f = bt_rt_forecast(c, now, in->key, in->priority, in->n_prompt);
+
+    return !f.uncertain && f.wait_ns + f.prefill_ns > c->opts.max_ttft_ns;
 }
 
 enum bt_status bt_rt_seq_start(struct bt_rt_core *c, uint64_t now, const struct bt_rt_seq_start *in,
@@ -307,6 +317,9 @@ enum bt_status bt_rt_seq_start(struct bt_rt_core *c, uint64_t now, const struct 
     BT_ASSERT(in->n_prompt > 0 && in->n_prompt < UINT32_MAX / 2);
     if (bt_rt_core_room(c) == 0) {
         return BT_ERR_BUSY;
+    }
+    if (comes_too_late(c, now, in)) {
+        return BT_ERR_TIMEOUT;
     }
     bt_rt_next_ticket(c, &t);
     struct rt_seq *s = bt_ticket_table_add(&c->seqs, &t);
@@ -319,10 +332,13 @@ enum bt_status bt_rt_seq_start(struct bt_rt_core *c, uint64_t now, const struct 
         return BT_ERR_NOMEM;
     }
     s->t_wait = now;
-    list_insert_after(&c->waiting, waiting_place(c, s), s);
+    list_append(&c->waiting, s);
+    bt_adm_add(&c->adm, &s->turn, s->n_tokens, now);
     c->stats.waiting++;
     *seq = s->head.id;
-    bt_rt_pump(c, now);
+    if (bt_rt_resolve(c, s)) {
+        bt_rt_pump(c, now);
+    }
     return BT_OK;
 }
 
@@ -369,22 +385,35 @@ static bool may_try(struct bt_rt_core *c, const struct rt_seq *s, uint64_t now)
     return true;
 }
 
-/* In order of the queue. A sequence that finds no room keeps those behind it from overtaking on the
- * same resource. */
+static struct rt_seq *seq_of_turn(struct bt_adm_item *it)
+{
+    return (struct rt_seq *)(void *)((char *)it - offsetof(struct rt_seq, turn));
+}
+
+/* In order of turns (router_admission.h). A sequence that finds no room keeps those behind it from overtaking on the same
+ * resource. */
 void bt_rt_pump(struct bt_rt_core *c, uint64_t now)
 {
-    struct rt_seq *next;
-    bool full = false;
-    unsigned n = 0;
+    struct bt_adm_item *it;
+    bool decode_full = false, long_full = false, short_full = false;
 
-    for (struct rt_seq *s = c->waiting.first; s != NULL && n < SCAN_MAX; s = next, n++) {
-        next = s->next;
-        if ((full && bt_rt_wants_decode(s)) || !may_try(c, s, now)) {
+    if (!c->ready) {
+        bt_adm_pause(&c->adm, now);
+    }
+    bt_adm_rewind(&c->adm);
+    for (unsigned n = 0; n < SCAN_MAX && !short_full && (it = bt_adm_next(&c->adm)) != NULL; n++) {
+        struct rt_seq *s = seq_of_turn(it);
+        bool is_short = it->tokens <= BT_ADM_SHORT;
+
+        if ((decode_full && bt_rt_wants_decode(s)) || (long_full && !is_short) ||
+            !may_try(c, s, now)) {
             continue;
         }
-        if (bt_rt_attempt_start(c, now, s) == RT_NO_ROOM) {
-            full = true;
-        }
+        enum rt_dispatch d = bt_rt_attempt_start(c, now, s);
+
+        decode_full = decode_full || d == RT_NO_ROOM;
+        long_full = long_full || d == RT_QUEUED;
+        short_full = d == RT_QUEUED && is_short; /* then nobody finds room */
     }
     c->n_freed = 0;
 }

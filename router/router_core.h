@@ -38,7 +38,10 @@ struct bt_rt_opts {
     uint64_t migrate_ns; /* and for one that has begun */
     uint64_t lease_ns;   /* silence after which a node is lost */
     uint64_t heartbeat_ns;
-    uint64_t backoff_ns; /* before the second attempt; doubles, at most 32 times that */
+    uint64_t backoff_ns;  /* before the second attempt; doubles, at most 32 times that */
+    uint64_t max_ttft_ns; /* predicted time to the first token above which a newcomer is refused; 0:
+                             never */
+    uint32_t n_keys;      /* API keys; 0: one that all share */
 };
 
 enum bt_rt_action_kind {
@@ -119,12 +122,22 @@ struct bt_rt_seq_start {
         *sampling; /* copied, bias included; max_tokens 0: what is left of the context */
     bool prompt_logprobs;
     int32_t priority;  /* among waiting sequences, higher goes first */
+    uint32_t key;      /* whose it is, below n_keys: those of one priority take turns */
     uint64_t deadline; /* time; UINT64_MAX: none */
     void *user;
 };
-/* BT_ERR_BUSY: the queue is full; BT_ERR_NOMEM. */
+/* BT_ERR_BUSY: the queue is full; BT_ERR_TIMEOUT: its first token would come later than max_ttft_ns
+ * (bt_rt_forecast() has the numbers of both); BT_ERR_NOMEM. */
 enum bt_status bt_rt_seq_start(struct bt_rt_core *c, uint64_t now, const struct bt_rt_seq_start *s,
                                uint64_t *seq) BT_NODISCARD;
+/* What a sequence would have to expect if it came now. */
+struct bt_rt_forecast {
+    uint64_t wait_ns;    /* until its prompt is computed; 0 while no pair can serve */
+    uint64_t prefill_ns; /* of its prompt */
+    bool uncertain;      /* the speed is not known well enough to refuse for it */
+};
+struct bt_rt_forecast bt_rt_forecast(const struct bt_rt_core *c, uint64_t now, uint32_t key,
+                                     int32_t priority, uint32_t n_prompt);
 /* How many sequences could be started now. */
 uint32_t bt_rt_core_room(const struct bt_rt_core *c);
 /* Ends it: both legs are cancelled, no action names it any more. Unknown ids are ignored. */

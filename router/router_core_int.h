@@ -5,6 +5,7 @@
 
 #include "base/arena.h"
 #include "proto/ticket_table.h"
+#include "router/router_admission.h"
 #include "router/router_core.h"
 
 #define RT_DROPPED   (BT_RT_LOG + 1) /* kind of a queued action that nobody wants any more */
@@ -32,6 +33,13 @@ struct rt_node {
      * time. */
     uint32_t own_seqs, other_seqs;
     uint64_t own_tokens, other_tokens;
+    /* Prefill: of own, prompts that are not computed yet, with BT_ADM_SHORT tokens at most each; of
+     * own_tokens, those sent since the last report, and those that it saw computed. */
+    uint32_t own_prompts;
+    uint64_t own_short, fresh_tokens, done_tokens;
+    uint64_t t_speed; /* its measured speed was news */
+    /* Decode: pages that own sequences will take, and those of others by the last report. */
+    uint64_t own_pages, other_pages;
     uint64_t *cut; /* prefill: decode instances that it cannot reach */
     uint32_t n_cut, cap_cut;
 };
@@ -40,6 +48,7 @@ struct rt_leg {
     uint64_t session; /* 0: none */
     bool live;        /* it may still send, and wants a cancel */
     uint64_t charge;  /* tokens counted at the node */
+    uint32_t pages;   /* and pages */
 };
 
 enum rt_seq_state { SEQ_WAITING, SEQ_RUNNING, SEQ_OVER };
@@ -54,8 +63,8 @@ struct rt_seq {
     struct bt_sampling sampling;
     struct bt_logit_bias *bias;
     bool prompt_logprobs;
-    uint32_t prompt_next; /* prompt position whose log-probability is wanted next */
-    int32_t priority;
+    uint32_t prompt_next;    /* prompt position whose log-probability is wanted next */
+    struct bt_adm_item turn; /* its place among the waiting */
     uint64_t deadline;
     void *user;
     uint64_t t_wait, not_before;
@@ -99,6 +108,9 @@ struct bt_rt_core {
     uint32_t n_slots; /* slots of nodes ever used */
     struct bt_ticket_table seqs;
     struct rt_list waiting, running, over;
+    struct bt_adm adm;    /* order of the waiting */
+    double answer_mean;   /* tokens of an answer, of late */
+    double prefill_speed; /* tokens a second of a prefill node, on average */
     struct bt_rt_stats stats;
     uint64_t served; /* ident of the nodes in use; 0: none yet */
     bool ready;
@@ -139,8 +151,8 @@ static inline bool bt_rt_wants_prompt(const struct rt_seq *s)
 struct bt_rt_action *bt_rt_act(struct bt_rt_core *c, enum bt_rt_action_kind kind);
 const char *bt_rt_say(struct bt_rt_core *c, const char *fmt, ...) BT_PRINTF(2, 3);
 void bt_rt_log(struct bt_rt_core *c, int level, const char *text);
-void bt_rt_trash(struct bt_rt_core *c, void *p);             /* freed when the queue was drained */
-void bt_rt_seq_wait(struct bt_rt_core *c, struct rt_seq *s); /* into the waiting list */
+void bt_rt_trash(struct bt_rt_core *c, void *p); /* freed when the queue was drained */
+void bt_rt_seq_wait(struct bt_rt_core *c, uint64_t now, struct rt_seq *s);
 void bt_rt_seq_run(struct bt_rt_core *c, struct rt_seq *s);
 void bt_rt_seq_end(struct bt_rt_core *c, struct rt_seq *s, enum bt_rt_end_kind kind,
                    uint32_t finish, const char *text);
@@ -149,8 +161,20 @@ void bt_rt_pump(struct bt_rt_core *c, uint64_t now); /* dispatches what can be *
 
 /* ---- router_attempt.c ---- */
 
-enum rt_dispatch { RT_DISPATCHED, RT_NO_ROOM, RT_NO_PAIR, RT_ENDED };
+enum rt_dispatch {
+    RT_DISPATCHED,
+    RT_NO_ROOM, /* at the decode nodes */
+    RT_QUEUED,  /* the prefill nodes have work enough for now */
+    RT_HELD,    /* the same, but others may go where this sequence has failed */
+    RT_NO_PAIR,
+    RT_ENDED
+};
 enum rt_dispatch bt_rt_attempt_start(struct bt_rt_core *c, uint64_t now, struct rt_seq *s);
+/* The first attempt fixes what the answer depends on: the kind of nodes, and its length if none was
+ * given. false: the sequence does not fit and has ended. */
+bool bt_rt_resolve(struct bt_rt_core *c, struct rt_seq *s);
+/* It can never run here: longer than the context. */
+bool bt_rt_too_long(const struct bt_rt_core *c, uint32_t n_prompt, uint32_t max_tokens);
 void bt_rt_attempt_cancel(struct bt_rt_core *c, struct rt_seq *s); /* both legs */
 /* The leg of that role will say nothing any more; false cancel: it knows. */
 void bt_rt_leg_end(struct bt_rt_core *c, struct rt_seq *s, enum bt_role role, bool cancel);
@@ -189,6 +213,14 @@ struct rt_pair {
 /* Picks the pair for a sequence; decode NULL when the rest of the answer is one token.
  * RT_DISPATCHED: *out is set. */
 enum rt_dispatch bt_rt_place(struct bt_rt_core *c, const struct rt_seq *s, struct rt_pair *out);
+/* Tokens a second, as far as it is known. */
+double bt_rt_prefill_speed(const struct bt_rt_core *c, const struct rt_node *p);
+/* Pages of a decode node that so many tokens take. */
+uint32_t bt_rt_pages_of(const struct rt_node *d, uint64_t tokens);
+/* Tokens that a sequence will probably have at its end. */
+uint64_t bt_rt_expected_tokens(const struct bt_rt_core *c, const struct rt_seq *s);
+/* After a load report or the loss of a node. */
+void bt_rt_speeds_changed(struct bt_rt_core *c);
 uint32_t bt_rt_context_of(const struct bt_rt_core *c, uint64_t ident, bool with_decode);
 
 #endif

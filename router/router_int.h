@@ -75,6 +75,8 @@ enum bt_status bt_router_keys_load(struct bt_router *r, const char *path,
 void bt_router_keys_free(struct bt_router *r);
 /* Checks "Bearer KEY" (NULL: absent). Always true without keys. */
 bool bt_router_key_ok(const struct bt_router *r, const char *authorization);
+/* The same, and which one it is: its position in the file, 0 without keys. */
+bool bt_router_key_find(const struct bt_router *r, const char *authorization, uint32_t *key);
 /* Model, draining. */
 bool bt_router_admit(const struct bt_router *r, const char *model, struct bt_api_err *e);
 void bt_router_count_refusal(struct bt_router *r, const struct bt_api_err *e);

@@ -93,7 +93,10 @@ static void on_tick(struct bt_timer *t, void *arg)
 
 enum bt_status bt_router_start(struct bt_router *r, const struct bt_rt_opts *opts)
 {
-    enum bt_status st = bt_rt_core_create(opts, &r->core);
+    struct bt_rt_opts o = *opts;
+
+    o.n_keys = (uint32_t)r->n_keys;
+    enum bt_status st = bt_rt_core_create(&o, &r->core);
 
     if (st != BT_OK) {
         return st;

@@ -74,8 +74,16 @@ static bool key_equal(const struct bt_router_key *k, const char *s, size_t len)
 
 bool bt_router_key_ok(const struct bt_router *r, const char *authorization)
 {
+    uint32_t key;
+
+    return bt_router_key_find(r, authorization, &key);
+}
+
+bool bt_router_key_find(const struct bt_router *r, const char *authorization, uint32_t *at)
+{
     bool ok = r->n_keys == 0;
 
+    *at = 0;
     if (ok || authorization == NULL || strncasecmp(authorization, "bearer ", 7) != 0) {
         return ok;
     }
@@ -83,7 +91,10 @@ bool bt_router_key_ok(const struct bt_router *r, const char *authorization)
     size_t len = strlen(key);
 
     for (size_t i = 0; i < r->n_keys; i++) {
-        ok |= key_equal(&r->keys[i], key, len);
+        bool equal = key_equal(&r->keys[i], key, len);
+
+        ok |= equal;
+        *at = equal ? (uint32_t)i : *at;
     }
     return ok;
 }

@@ -35,8 +35,8 @@ struct config {
         *tls_key, *name;
     char *buckets_ttft, *buckets_itl, *buckets_request;
     uint32_t queue_max, seqs_max, nodes_max, attempts, connections;
-    uint64_t queue_timeout, no_node_grace, migrate_grace, heartbeat, lease, request_timeout,
-        drain_timeout;
+    uint64_t max_ttft, queue_timeout, no_node_grace, migrate_grace, heartbeat, lease,
+        request_timeout, drain_timeout;
     uint64_t body_bytes, idle_timeout, write_timeout;
 };
 
@@ -69,6 +69,9 @@ static const struct bt_opt options[] = {
         "Sequences known at once, running ones included."),
     ROW("nodes-max", BT_OPT_U32, nodes_max, "1024", 2, 65536, "N",
         "Daemons with a session at once."),
+    ROW("max-ttft", BT_OPT_DURATION, max_ttft, "0", 0, 3600e9, "MS",
+        "A request whose first token is predicted to come later is refused at once (429, "
+        "RESOURCE_EXHAUSTED, with the wait to expect), in ms; 0: never."),
     ROW("queue-timeout", BT_OPT_DURATION, queue_timeout, "30s", 0, 3600e9, "MS",
         "Longest wait for room on a node before a request is refused, in ms."),
     ROW("no-node-grace", BT_OPT_DURATION, no_node_grace, "1s", 0, 3600e9, "MS",
@@ -247,6 +250,7 @@ static enum bt_status start_core(struct program *p)
         .queue_max = c->queue_max,
         .nodes_max = c->nodes_max,
         .attempts_max = c->attempts,
+        .max_ttft_ns = c->max_ttft,
         .queue_ns = c->queue_timeout,
         .grace_ns = c->no_node_grace,
         .migrate_ns = c->migrate_grace,

@@ -112,6 +112,7 @@ static void node_lost(struct bt_rt_core *c, uint64_t now, struct rt_node *n, con
         bt_rt_log(c, BT_LOG_WARN, text);
         remember_gone(c, n, now);
         node_clear(c, n);
+        bt_rt_speeds_changed(c);
         for (uint32_t i = 0; i < c->n_slots; i++) {
             struct rt_node *p = &c->nodes[i];
 
@@ -263,7 +264,23 @@ static void on_hello(struct bt_rt_core *c, uint64_t now, struct rt_node *n,
     bt_rt_nodes_changed(c, now);
 }
 
-static void on_load(struct bt_rt_core *c, struct rt_node *n, const struct bt_msg_load *l)
+/* What the report has beyond our own is that of others. What it has less of ours was computed, except
+ * for what we sent lately: a report that could do without does not know it yet. */
+static void take_work(struct rt_node *n, const struct bt_msg_load *l)
+{
+    uint64_t seen = n->own_tokens > n->fresh_tokens ? n->own_tokens - n->fresh_tokens : 0;
+    uint64_t pages = (uint64_t)l->pages_leased + l->pages_quarantined;
+
+    n->other_tokens = l->waiting_tokens > n->own_tokens ? l->waiting_tokens - n->own_tokens : 0;
+    uint64_t known = l->waiting_tokens > seen ? n->own_tokens : seen;
+
+    n->done_tokens = known > l->waiting_tokens ? known - l->waiting_tokens : 0;
+    n->fresh_tokens = 0;
+    n->other_pages = pages > n->own_pages ? pages - n->own_pages : 0;
+}
+
+static void on_load(struct bt_rt_core *c, uint64_t now, struct rt_node *n,
+                    const struct bt_msg_load *l)
 {
     size_t bytes = l->n_transports * sizeof *l->transports;
     uint64_t seqs = (uint64_t)l->running + l->landing + l->waiting;
@@ -287,10 +304,14 @@ static void on_load(struct bt_rt_core *c, struct rt_node *n, const struct bt_msg
     }
     bt_rt_trash(c, n->transports);
     n->transports = list;
+    if (l->prefill_tokens_per_s != n->load.prefill_tokens_per_s) {
+        n->t_speed = now;
+    }
     n->load = *l;
     n->load.transports = list;
     n->other_seqs = seqs > n->own_seqs ? (uint32_t)(seqs - n->own_seqs) : 0;
-    n->other_tokens = l->waiting_tokens > n->own_tokens ? l->waiting_tokens - n->own_tokens : 0;
+    take_work(n, l);
+    bt_rt_speeds_changed(c);
 }
 
 static void on_peer_state(struct bt_rt_core *c, uint64_t now, struct rt_node *n,
@@ -347,7 +368,7 @@ void bt_rt_on_message(struct bt_rt_core *c, uint64_t now, uint64_t session,
         on_hello(c, now, n, &m->hello);
         break;
     case BT_FROM_DAEMON_LOAD:
-        on_load(c, n, &m->load);
+        on_load(c, now, n, &m->load);
         break;
     case BT_FROM_DAEMON_OUTPUTS:
         for (size_t i = 0; i < m->outputs.n; i++) {

@@ -1,10 +1,24 @@
-/* The choice of a pair for a sequence: load counted at dispatch, ties rotated, what failed before avoided. Owns the cost
- * of a node; refuses to know what a request asks for beyond its size. */
+/* The choice of a pair for a sequence: by the seconds of work that wait at a prefill node and how full a decode node will
+ * be, load counted at dispatch, ties rotated, what failed before avoided. And from the same numbers the forecast for a
+ * newcomer. Owns the cost of a node; refuses to know what a request asks for beyond its size. */
 
 #include "router/router_core_int.h"
 
-#define DECODE_AHEAD 2u    /* sequences sent to a decode node, in batches */
-#define SEQ_COST     1024u /* a sequence weighs like so many tokens in the load of a decode node */
+#define DECODE_AHEAD 2u  /* sequences sent to a decode node, in batches */
+#define FULL_NS      1e9 /* a decode node that is full weighs like so much work at a prefill node */
+#define BATCH        64u /* of a decode node that does not tell */
+#define CHUNK        512u /* of a prefill node that does not tell */
+/* A prefill node gets no more while it has so much to do, in chunks and in time, whichever is longer, unless it has
+ * fewer than so many prompts: work for longer than it takes to send more, and what is not sent can still be put in
+ * another order or go to another node. */
+#define AHEAD_CHUNKS  4u
+#define AHEAD_S       0.5
+#define AHEAD_PROMPTS 2u
+#define SPEED         2000.0 /* tokens a second of a prefill node, before anything was measured */
+#define SPEED_NOISE                                                                                \
+    0.25 /* speeds that differ less from the mean are taken as equal: ties stay ties */
+#define SPEED_OLD_NS (UINT64_C(10) * 1000000000) /* then an idle node's speed is measured anew */
+#define EXPECT_MEANS 2.0 /* an answer without a near end is expected to be so many times the mean */
 
 static uint32_t limit_of(const struct rt_node *n)
 {
@@ -45,56 +59,154 @@ uint32_t bt_rt_core_context(const struct bt_rt_core *c)
     return bt_rt_context_of(c, c->served, true);
 }
 
-/* A prefill node that still has the prompt is worth less than a decode node that failed before. */
 static uint32_t penalty(const struct rt_seq *s, const struct rt_node *n)
 {
-    uint32_t other =
-        s->prefer != 0 && n->hello.role == BT_ROLE_PREFILL && n->hello.instance != s->prefer;
-
     for (uint32_t i = 0; i < s->n_avoid; i++) {
         if (s->avoid[i].instance == n->hello.instance) {
-            return 2 * s->avoid[i].weight + other;
+            return s->avoid[i].weight;
         }
     }
-    return other;
+    return 0;
 }
 
-static uint64_t prefill_cost(const struct rt_node *n)
+/* ---- prefill ---- */
+
+void bt_rt_speeds_changed(struct bt_rt_core *c)
 {
-    return n->own_tokens + n->other_tokens;
+    double sum = 0;
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < c->n_slots; i++) {
+        const struct rt_node *p = &c->nodes[i];
+
+        if (bt_rt_usable(p, BT_ROLE_PREFILL) && p->load.prefill_tokens_per_s > 0) {
+            sum += p->load.prefill_tokens_per_s;
+            n++;
+        }
+    }
+    c->prefill_speed = n > 0 ? sum / n : 0;
 }
 
-static uint64_t decode_cost(const struct rt_node *n)
+double bt_rt_prefill_speed(const struct bt_rt_core *c, const struct rt_node *p)
 {
-    return (uint64_t)(n->own_seqs + n->other_seqs) * SEQ_COST + n->own_tokens;
+    double mean = c->prefill_speed > 0 ? c->prefill_speed : SPEED;
+    double own = p->load.prefill_tokens_per_s;
+
+    return own > 0 && (own < mean * (1 - SPEED_NOISE) || own > mean * (1 + SPEED_NOISE)) ? own
+                                                                                         : mean;
+}
+
+static uint64_t work_at(const struct rt_node *p)
+{
+    return p->own_tokens + p->other_tokens - p->done_tokens;
+}
+
+/* Work that a prompt of so many tokens has in front of it. */
+static uint64_t work_before(const struct rt_node *p, uint64_t n_tokens)
+{
+    uint64_t all = work_at(p);
+    uint64_t others = (uint64_t)(p->other_seqs + 1) * BT_ADM_SHORT;
+    uint64_t parts = p->own_short + (p->other_tokens < others ? p->other_tokens : others);
+
+    return n_tokens <= BT_ADM_SHORT && parts < all ? parts : all;
+}
+
+static uint64_t work_ns(const struct bt_rt_core *c, const struct rt_node *p, uint64_t tokens)
+{
+    return (uint64_t)((double)tokens / bt_rt_prefill_speed(c, p) * 1e9);
+}
+
+static bool takes_more(const struct bt_rt_core *c, const struct rt_node *p, uint64_t n_tokens)
+{
+    double chunks = AHEAD_CHUNKS * (p->hello.chunk_tokens > 0 ? p->hello.chunk_tokens : CHUNK);
+    double ahead = bt_rt_prefill_speed(c, p) * AHEAD_S;
+
+    return p->own_prompts < AHEAD_PROMPTS ||
+           (double)work_before(p, n_tokens) < (ahead > chunks ? ahead : chunks);
+}
+
+/* ---- decode ---- */
+
+uint32_t bt_rt_pages_of(const struct rt_node *d, uint64_t tokens)
+{
+    uint32_t n = d->hello.page_tokens;
+
+    return n == 0 ? 0 : (uint32_t)((tokens + n - 1) / n);
+}
+
+uint64_t bt_rt_expected_tokens(const struct bt_rt_core *c, const struct rt_seq *s)
+{
+    uint64_t likely = (uint64_t)(c->answer_mean * EXPECT_MEANS) + 1;
+    uint64_t left =
+        s->sampling.max_tokens == 0 ? likely : s->sampling.max_tokens - bt_rt_produced(s);
+
+    return s->n_tokens + (left < likely ? left : likely);
+}
+
+static uint64_t decode_cost(const struct rt_node *n, uint64_t tokens)
+{
+    double batch = n->hello.max_batch > 0 ? n->hello.max_batch : BATCH;
+    double pages = n->hello.n_pages > 0 ? n->hello.n_pages : UINT32_MAX;
+    double want = (double)(n->own_pages + n->other_pages + bt_rt_pages_of(n, tokens));
+
+    return (uint64_t)(FULL_NS * ((double)(n->own_seqs + n->other_seqs) / batch + want / pages));
 }
 
 /* Sequences beyond what fits would only be refused there: they wait here, where any node can take
  * them. */
-static bool has_room(const struct rt_node *d, const struct rt_seq *s)
+static bool has_room(const struct rt_node *d, uint64_t tokens)
 {
-    uint64_t pool = (uint64_t)d->hello.n_pages * d->hello.page_tokens;
-    uint64_t padding = (uint64_t)d->hello.page_tokens * (d->own_seqs + 1);
-
     if (d->own_seqs == 0) {
         return true;
     }
     return (d->hello.max_batch == 0 || d->own_seqs < DECODE_AHEAD * d->hello.max_batch) &&
-           (pool == 0 || d->own_tokens + s->n_tokens + padding <= pool);
+           (d->hello.n_pages == 0 ||
+            d->own_pages + d->other_pages + bt_rt_pages_of(d, tokens) <= d->hello.n_pages);
 }
 
+/* ---- pairs ---- */
+
 struct choice {
-    struct rt_pair pair;
+    struct rt_pair pair; /* prefill NULL: none */
     uint32_t penalty;
     uint64_t cost;
 };
 
-/* Keeps the better one; of equals the first, so that the rotated search decides. */
-static void consider(struct choice *best, const struct choice *x)
+/* Of the pairs whose decode node has room: the best, and the best whose prefill node takes more. */
+struct search {
+    struct choice best, open;
+    uint64_t least_ns; /* work of the prefill node with the least */
+    bool any;          /* there are pairs */
+};
+/* Of equals the first, so that the rotated search decides. */
+static void keep_better(struct choice *best, const struct choice *x)
 {
     if (best->pair.prefill == NULL || x->penalty < best->penalty ||
         (x->penalty == best->penalty && x->cost < best->cost)) {
         *best = *x;
+    }
+}
+
+static void consider(struct bt_rt_core *c, struct search *x, const struct rt_seq *s,
+                     const struct rt_pair *pair, uint64_t tokens)
+{
+    const struct rt_node *p = pair->prefill, *d = pair->decode;
+    uint32_t pen = penalty(s, p) + (d != NULL ? penalty(s, d) : 0);
+    /* The node that has computed the prompt before probably still has it. */
+    uint64_t work = work_at(p) + (p->hello.instance == s->prefer ? 0 : s->n_tokens);
+
+    x->any = true;
+    if (d != NULL && !has_room(d, tokens)) {
+        return;
+    }
+    struct choice y = {*pair, pen, work_ns(c, p, work) + (d != NULL ? decode_cost(d, tokens) : 0)};
+
+    uint64_t ns = work_ns(c, p, work_at(p));
+
+    x->least_ns = ns < x->least_ns ? ns : x->least_ns;
+    keep_better(&x->best, &y);
+    if (takes_more(c, p, s->n_tokens)) {
+        keep_better(&x->open, &y);
     }
 }
 
@@ -108,12 +220,12 @@ static bool fits(const struct rt_node *n, enum bt_role role, uint64_t ident, uin
     return bt_rt_usable(n, role) && n->ident == ident && limit_of(n) >= tokens;
 }
 
-enum rt_dispatch bt_rt_place(struct bt_rt_core *c, const struct rt_seq *s, struct rt_pair *out)
+static void search(struct bt_rt_core *c, const struct rt_seq *s, struct search *x)
 {
-    struct choice best = {0};
     uint64_t ident = s->ident != 0 ? s->ident : c->served;
     uint64_t tokens = (uint64_t)s->n_prompt + s->sampling.max_tokens;
-    bool with_decode = bt_rt_wants_decode(s), any = false;
+    uint64_t expected = bt_rt_expected_tokens(c, s);
+    bool with_decode = bt_rt_wants_decode(s);
 
     for (uint32_t i = 0; i < c->n_slots; i++) {
         struct rt_node *p = at_rotated(c, BT_ROLE_PREFILL, i);
@@ -122,30 +234,80 @@ enum rt_dispatch bt_rt_place(struct bt_rt_core *c, const struct rt_seq *s, struc
             continue;
         }
         if (!with_decode) {
-            any = true;
-            consider(&best, &(struct choice){{p, NULL}, penalty(s, p), prefill_cost(p)});
+            consider(c, x, s, &(struct rt_pair){p, NULL}, expected);
             continue;
         }
         for (uint32_t k = 0; k < c->n_slots; k++) {
             struct rt_node *d = at_rotated(c, BT_ROLE_DECODE, k);
 
             if (fits(d, BT_ROLE_DECODE, ident, tokens) && bt_rt_may_pair(p, d)) {
-                any = true;
-                if (has_room(d, s)) {
-                    consider(&best, &(struct choice){{p, d},
-                                                     penalty(s, p) + penalty(s, d),
-                                                     prefill_cost(p) + decode_cost(d)});
-                }
+                consider(c, x, s, &(struct rt_pair){p, d}, expected);
             }
         }
     }
-    if (best.pair.prefill == NULL) {
-        return any ? RT_NO_ROOM : RT_NO_PAIR;
+}
+
+/* When the best node has enough for now, another gets the sequence only if it would run dry first: one
+ * with more to do is no better for having fewer prompts, nor is one that failed at once. */
+static bool worth_it(const struct bt_rt_core *c, const struct search *x)
+{
+    const struct rt_node *best = x->best.pair.prefill, *open = x->open.pair.prefill;
+
+    return open == best || (open != NULL && x->open.penalty == x->best.penalty &&
+                            work_ns(c, open, work_at(open)) <= x->least_ns);
+}
+
+enum rt_dispatch bt_rt_place(struct bt_rt_core *c, const struct rt_seq *s, struct rt_pair *out)
+{
+    struct search x = {.least_ns = UINT64_MAX};
+
+    search(c, s, &x);
+    if (x.best.pair.prefill == NULL) {
+        return x.any ? RT_NO_ROOM : RT_NO_PAIR;
     }
-    *out = best.pair;
+    if (!worth_it(c, &x)) {
+        return s->n_avoid > 0 ? RT_HELD : RT_QUEUED;
+    }
+    *out = x.open.pair;
     c->next_node[BT_ROLE_PREFILL] = (uint32_t)out->prefill->session + 1;
     if (out->decode != NULL) {
         c->next_node[BT_ROLE_DECODE] = (uint32_t)out->decode->session + 1;
     }
     return RT_DISPATCHED;
+}
+
+/* ---- forecast ---- */
+
+struct bt_rt_forecast bt_rt_forecast(const struct bt_rt_core *c, uint64_t now, uint32_t key,
+                                     int32_t priority, uint32_t n_prompt)
+{
+    struct bt_adm_nodes nodes = {.least_ns = UINT64_MAX};
+    struct bt_rt_forecast f = {0};
+    bool prefill_room = false, decode_room = false;
+
+    for (uint32_t i = 0; i < c->n_slots; i++) {
+        const struct rt_node *n = &c->nodes[i];
+
+        if (bt_rt_usable(n, BT_ROLE_DECODE) && n->ident == c->served) {
+            decode_room = decode_room || has_room(n, n_prompt);
+        } else if (bt_rt_usable(n, BT_ROLE_PREFILL) && n->ident == c->served) {
+            uint64_t before = work_before(n, n_prompt), ns = work_ns(c, n, before);
+            bool idle = n->own_prompts == 0 && n->other_tokens == 0;
+
+            nodes.tokens += (double)before;
+            nodes.tokens_per_s += bt_rt_prefill_speed(c, n);
+            prefill_room = prefill_room || takes_more(c, n, n_prompt);
+            f.uncertain = f.uncertain || (idle && now - n->t_speed > SPEED_OLD_NS);
+            if (ns < nodes.least_ns) {
+                nodes.least_ns = ns;
+                f.prefill_ns = work_ns(c, n, n_prompt);
+            }
+        }
+    }
+    if (nodes.tokens_per_s > 0) {
+        nodes.full = !prefill_room || !decode_room;
+        f.wait_ns = bt_adm_wait_ns(&c->adm, now, key, priority, n_prompt, &nodes);
+        f.uncertain = f.uncertain && c->adm.n == 0;
+    }
+    return f;
 }

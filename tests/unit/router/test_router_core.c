@@ -777,7 +777,7 @@ static void test_limits(void)
     CHECK_EQ(bt_rt_core_room(core), 0);
     start_n(3, 5, BT_ERR_BUSY);
     uint64_t p = join(BT_ROLE_PREFILL, 1, "p0");
-    uint64_t d = join_as(BT_ROLE_DECODE, 2, "d0", 77, 4); /* 64 tokens */
+    uint64_t d = join_as(BT_ROLE_DECODE, 2, "d0", 77, 3); /* three answers of one page */
 
     /* Pages of the decode node: what does not fit waits. */
     CHECK_EQ(bt_rt_core_stats(core)->running, 3);

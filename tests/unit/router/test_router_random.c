@@ -290,9 +290,14 @@ static void check_idle(void)
     CHECK_EQ(bt_rt_core_stats(core)->running, 0);
     CHECK_EQ(bt_rt_core_stats(core)->waiting, 0);
     CHECK_EQ(core->seqs.count, 0);
+    CHECK_EQ(core->adm.n, 0);
+    CHECK_EQ(core->adm.n_flows, 0);
     for (uint32_t i = 0; i < core->n_slots; i++) {
         CHECK_EQ(core->nodes[i].own_seqs, 0);
         CHECK_EQ(core->nodes[i].own_tokens, 0);
+        CHECK_EQ(core->nodes[i].own_prompts, 0);
+        CHECK_EQ(core->nodes[i].own_short, 0);
+        CHECK_EQ(core->nodes[i].own_pages, 0);
     }
 }
 
