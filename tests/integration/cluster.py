@@ -1,12 +1,12 @@
 """Real daemons on loopback for the integration suites: start, wait for, kill, look into."""
 
-import contextlib
 import json
 import os
 import re
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -309,15 +309,18 @@ def isas():
     return ["plain"] + ["avx2"] * ({"avx2", "fma"} <= flags) + ["avx512"] * ({"avx512f", "avx512bw", "avx512vl"} <= flags)
 
 
-@contextlib.contextmanager
-def environment(**values):
-    old = {k: os.environ.get(k) for k in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for k, v in old.items():
-            if v is None:
-                os.environ.pop(k, None)
-            else:
-                os.environ[k] = v
+SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def smollm2(fetch=False):
+    """The model that `baton up` fetches, where it lies already; fetch: brought into build/cache as it would. Or None."""
+    cache = os.path.join(ROOT, "build", "cache")
+    user = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    for path in (os.environ.get("BATON_SMOLLM2_GGUF"), os.path.join(cache, SMOLLM2), os.path.join(user, "baton", SMOLLM2)):
+        if path and os.path.exists(path):
+            return path
+    if not fetch:
+        return None
+    out = subprocess.run([sys.executable, os.path.join(ROOT, "cli", "fetch_model.py"), cache], stdout=subprocess.PIPE, text=True,
+                         check=False)
+    return out.stdout.strip() if out.returncode == 0 else None

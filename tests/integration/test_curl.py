@@ -123,7 +123,7 @@ def test_long_headers_are_431(cluster, version):
 
 def test_keep_alive(cluster):
     r = subprocess.run(["curl", "-sS", "-v", *[cluster.url + "/v1/models"] * 3], capture_output=True, text=True, timeout=60 * SLOW)
-    assert r.stderr.count("Re-using existing connection") + r.stderr.count("Re-using existing connection!") >= 2
+    assert r.stderr.count("existing connection") >= 2
     assert r.stdout.count('"object"') >= 3
 
 

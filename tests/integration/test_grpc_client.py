@@ -1,4 +1,4 @@
-"""grpcio with generated stubs, reflection and health, against a 1P:1D cluster of a tiny model."""
+"""grpcio with generated stubs, reflection and health, against 1P:1D clusters of tiny models."""
 
 import os
 import threading
@@ -28,6 +28,18 @@ def channel(cluster):
 @pytest.fixture(scope="module")
 def stub(channel):
     return stubs.InferenceStub(channel)
+
+
+@pytest.fixture(scope="module")
+def slow():
+    """(cluster, stub) of a model whose answers may be so long that they never end before the test does."""
+    with Cluster(tiny("tiny-long")) as c, grpc.insecure_channel(c.address) as ch:
+        yield c, stubs.InferenceStub(ch)
+        c.wait_idle()
+        c.check_logs()
+
+
+FOREVER = 60000
 
 
 def request(ids=tuple(IDS), max_tokens=8, ignore_eos=True, temperature=0.0, request_id="", logprobs=None, timings=False,
@@ -125,8 +137,9 @@ def test_list_models_and_cluster(stub, cluster):
     assert next(n for n in status.nodes if n.role == "prefill").transports[0].description
 
 
-def test_abort(stub):
-    call = stub.Generate(request(ids=[1, 40], max_tokens=500, request_id="to-abort"), timeout=TIMEOUT)
+def test_abort(slow):
+    _, stub = slow
+    call = stub.Generate(request(ids=[1, 40], max_tokens=FOREVER, request_id="to-abort"), timeout=TIMEOUT)
     next(call)
     with pytest.raises(grpc.RpcError) as e:
         generate(stub, request(request_id="to-abort"))
@@ -139,17 +152,18 @@ def test_abort(stub):
     assert generate(stub, request(request_id="to-abort"))[-1].finish_reason == "length"
 
 
-def test_deadline(stub, cluster):
+def test_deadline(slow):
+    cluster, stub = slow
     with pytest.raises(grpc.RpcError) as e:
-        for _ in range(50):  # one of them runs longer than this
-            generate(stub, request(ids=[1, 40], max_tokens=500), timeout=0.02)
+        generate(stub, request(ids=[1, 40], max_tokens=FOREVER), timeout=0.3)
     assert e.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
     cluster.wait_idle()
 
 
-def test_cancel(stub, cluster):
+def test_cancel(slow):
+    cluster, stub = slow
     for taken in (0, 1, 5):
-        call = stub.Generate(request(ids=[1, 40], max_tokens=500), timeout=TIMEOUT)
+        call = stub.Generate(request(ids=[1, 40], max_tokens=FOREVER), timeout=TIMEOUT)
         for _ in range(taken):
             next(call)
         call.cancel()
