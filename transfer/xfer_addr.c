@@ -53,9 +53,14 @@ enum bt_status xfer_addr_parse(const char *text, bool resolve, struct sockaddr_s
         return bt_err_set(err, BT_ERR_INVALID, "transfer address \"%s\": %s", text,
                           gai_strerror(rc));
     }
+    const struct addrinfo *best = found; /* IPv4 where a name has both */
+    while (best->ai_family != AF_INET && best->ai_next != NULL) {
+        best = best->ai_next;
+    }
+    best = best->ai_family == AF_INET ? best : found;
     memset(out, 0, sizeof(*out));
-    memcpy(out, found->ai_addr, found->ai_addrlen);
-    *len = (uint32_t)found->ai_addrlen;
+    memcpy(out, best->ai_addr, best->ai_addrlen);
+    *len = (uint32_t)best->ai_addrlen;
     freeaddrinfo(found);
     return BT_OK;
 }

@@ -24,7 +24,7 @@ struct ucx_context {
     struct ucx_worker *shared; /* of all connections, unless own_workers; the listener's */
     bool own_workers;          /* one for each connection: shared memory is in use */
 };
-enum { CONTEXT_NET, CONTEXT_LOCAL, N_CONTEXTS };
+enum { CONTEXT_NET, CONTEXT_NET6, CONTEXT_LOCAL, N_CONTEXTS };
 
 struct ucx_conn {
     struct bt_xfer *x;

@@ -113,7 +113,8 @@ static void config_try(ucp_config_t *config, const char *const settings[][2], si
     }
 }
 
-static enum bt_status context_init(struct ucx_context *c, const char *list, struct bt_err *err)
+static enum bt_status context_init(struct ucx_context *c, const char *list, bool v6,
+                                   struct bt_err *err)
 {
     /* Releases differ in whether a transport's key carries the transport's name, and may accept a wrong one without
      * a word; so both are set, and refusals ignored. Keys of shared memory only where it is in use. */
@@ -134,12 +135,20 @@ static enum bt_status context_init(struct ucx_context *c, const char *list, stru
                     {"MM_FIFO_SIZE", "256"},
                     {"SYSV_FIFO_SIZE", "256"},
                 };
+    /* A device has one address of one family; that of the other end must be of the same. */
+    static const char *const v6_settings[][2] = {
+        {"AF_PRIO", "inet6,inet"},
+        {"TCP_AF_PRIO", "inet6,inet"},
+    };
     ucp_config_t *config;
     ucs_status_t us = ucp_config_read(NULL, NULL, &config);
     if (us != UCS_OK) {
         return fail(err, BT_ERR_DEVICE, "ucp_config_read", us);
     }
     config_try(config, settings, sizeof(settings) / sizeof(settings[0]));
+    if (v6) {
+        config_try(config, v6_settings, sizeof(v6_settings) / sizeof(v6_settings[0]));
+    }
     c->own_workers = has_shared_memory(list);
     if (c->own_workers) {
         config_try(config, shm_settings, sizeof(shm_settings) / sizeof(shm_settings[0]));
@@ -165,11 +174,18 @@ struct ucx_context *xfer_ucx_context(struct bt_xfer *x, const char *address, str
     struct ucx *u = x->wire;
     const char *why;
     bool local = strcmp(x->tls, "auto") == 0 && bt_xfer_address_is_loopback(address);
-    struct ucx_context *c = &u->contexts[local ? CONTEXT_LOCAL : CONTEXT_NET];
+    bool v6 = address[0] == '[';
+    struct ucx_context *c = &u->contexts[local ? CONTEXT_LOCAL : v6 ? CONTEXT_NET6 : CONTEXT_NET];
+    if (v6 && bt_xfer_address_is_loopback(address)) {
+        /* UCX 1.13 takes the device's IPv4 address for an IPv6 one, and reads behind it. */
+        bt_err_set(err, BT_ERR_INVALID, "transfer address %s: use 127.0.0.1 on this machine",
+                   address);
+        return NULL;
+    }
     if (c->handle != NULL) {
         return c;
     }
-    if (context_init(c, tls_list(x->tls, local), err) != BT_OK) {
+    if (context_init(c, tls_list(x->tls, local), v6, err) != BT_OK) {
         c->handle = NULL;
         return NULL;
     }
@@ -300,7 +316,7 @@ static enum bt_status listener_open(struct bt_xfer *x, struct ucx *u, const char
     xfer_addr_format(&a, x->address, sizeof(x->address));
     u->listening = xfer_ucx_context(x, x->address, err);
     if (u->listening == NULL) {
-        return BT_ERR_DEVICE;
+        return err != NULL ? err->status : BT_ERR_DEVICE;
     }
     ucp_listener_params_t lp = {
         .field_mask = UCP_LISTENER_PARAM_FIELD_SOCK_ADDR | UCP_LISTENER_PARAM_FIELD_CONN_HANDLER,
