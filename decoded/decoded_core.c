@@ -33,7 +33,9 @@ struct dc_job {
     struct bt_sampled first;
     uint32_t first_index;
     bool has_logprobs;
-    uint64_t t_progress, t_handoff, t_full, t_run; /* ns */
+    uint64_t t_progress, t_started, t_granted, t_handoff, t_full, t_run; /* ns */
+    uint64_t batch_sum; /* running jobs, summed over its tokens */
+    uint32_t n_tokens;  /* decoded here */
     uint64_t n_shares[BT_CONTROL_GROUPS_MAX];
     uint64_t bytes, move_ns;
     struct bt_sampled out; /* token of the current output action */
@@ -55,6 +57,7 @@ struct bt_dc_core {
     struct parked *parked;
     uint32_t n_parked;
     uint64_t generation;
+    uint32_t n_running;
     struct bt_dc_actions actions;
     struct bt_dc_stats stats;
     char text[256];
@@ -198,9 +201,11 @@ static void act_end(struct bt_dc_core *c, uint32_t router, const struct bt_ticke
 
 /* ---- jobs ---- */
 
-static void job_set_state(struct dc_job *j, enum job_state next)
+static void job_set_state(struct bt_dc_core *c, struct dc_job *j, enum job_state next)
 {
     BT_ASSERT((legal_next[j->state] & BIT(next)) != 0);
+    c->n_running -= j->state == JOB_RUNNING;
+    c->n_running += next == JOB_RUNNING;
     j->state = next;
 }
 
@@ -251,7 +256,7 @@ static void job_end(struct bt_dc_core *c, struct dc_job *j)
         act_job(c, BT_DC_ENGINE_CANCEL, j);
     }
     bt_ticket_table_forget(&c->jobs, j);
-    job_set_state(j, JOB_ENDING);
+    job_set_state(c, j, JOB_ENDING);
     if (j->land_open) {
         act_job(c, BT_DC_ENGINE_QUARANTINE, j);
         job_close_landing(c, j);
@@ -278,8 +283,9 @@ static void job_fail(struct bt_dc_core *c, struct dc_job *j, enum bt_attempt_rea
     job_end(c, j);
 }
 
+/* since: when `started` came. */
 static void job_lease(struct bt_dc_core *c, struct dc_job *j, uint64_t conn, uint32_t n_tokens,
-                      uint64_t now)
+                      uint64_t since, uint64_t now)
 {
     if (n_tokens != j->req.n_tokens) {
         c->stats.stale++;
@@ -289,8 +295,9 @@ static void job_lease(struct bt_dc_core *c, struct dc_job *j, uint64_t conn, uin
         return;
     }
     j->conn = conn;
+    j->t_started = since;
     j->t_progress = now;
-    job_set_state(j, JOB_LEASING);
+    job_set_state(c, j, JOB_LEASING);
     j->engine_knows = true;
     act_job(c, BT_DC_ENGINE_LAND, j)->land = &j->req;
 }
@@ -380,9 +387,10 @@ void bt_dc_on_submit(struct bt_dc_core *c, uint64_t now, uint32_t router,
     if (p != NULL) {
         uint64_t conn = p->conn;
         uint32_t n = p->n_tokens;
+        uint64_t since = p->since;
 
         parked_drop(c, p);
-        job_lease(c, j, conn, n, now);
+        job_lease(c, j, conn, n, since, now);
     }
 }
 
@@ -464,9 +472,10 @@ void bt_dc_on_engine_landed(struct bt_dc_core *c, uint64_t now, uint64_t job, ui
     }
     j->generation = generation;
     j->n_cached = cached_tokens(c, first_page);
+    j->t_granted = now;
     j->t_progress = now;
     j->land_open = true;
-    job_set_state(j, JOB_LANDING);
+    job_set_state(c, j, JOB_LANDING);
     struct bt_dc_action *a = act_job(c, BT_DC_LAND_OPEN, j);
 
     a->pages.n_pages = n_pages;
@@ -507,12 +516,14 @@ static struct bt_msg_output *act_output(struct bt_dc_core *c, struct dc_job *j, 
 static struct bt_msg_leg_stats leg_stats(const struct dc_job *j, uint64_t now)
 {
     return (struct bt_msg_leg_stats){
+        .grant_ns = j->t_granted - j->t_started,
         .transfer_ns = j->move_ns,
         .transfer_tail_ns = j->t_full > j->t_handoff ? j->t_full - j->t_handoff : 0,
         .decode_ns = now - j->t_run,
         .transferred_tokens =
             j->bytes > 0 && j->req.n_prompt > j->n_cached ? j->req.n_prompt - j->n_cached : 0,
         .transferred_bytes = j->bytes,
+        .batch = j->n_tokens > 0 ? (double)j->batch_sum / j->n_tokens : 0,
     };
 }
 
@@ -526,6 +537,8 @@ void bt_dc_on_engine_token(struct bt_dc_core *c, uint64_t now, uint64_t job, uin
         return;
     }
     j->out = *s;
+    j->batch_sum += c->n_running;
+    j->n_tokens++;
     struct bt_msg_output *o = act_output(c, j, index);
 
     o->finish = finish;
@@ -577,7 +590,7 @@ static void job_try_run(struct bt_dc_core *c, struct dc_job *j, uint64_t now)
     if (!j->full || !j->handed) {
         return;
     }
-    job_set_state(j, JOB_RUNNING);
+    job_set_state(c, j, JOB_RUNNING);
     j->t_run = now;
     c->stats.transfers++;
     c->stats.transferred_bytes += j->bytes;
@@ -617,7 +630,7 @@ static void on_started(struct bt_dc_core *c, uint64_t now, uint64_t conn, struct
     if (j == NULL) {
         park(c, &m->ticket, conn, m->started.n_tokens, now);
     } else if (j->state == JOB_WAITING) {
-        job_lease(c, j, conn, m->started.n_tokens, now);
+        job_lease(c, j, conn, m->started.n_tokens, now, now);
     } else {
         c->stats.stale++;
         if (j->conn != conn) {

@@ -15,7 +15,7 @@
 struct bt_decoded {
     struct bt_node *node;
     struct bt_dc_core *core;
-    struct bt_prom_hist transfer_seconds;
+    struct bt_prom_hist transfer_seconds, shares;
 };
 
 static uint64_t now_ns(const struct bt_decoded *d)
@@ -180,6 +180,18 @@ static void on_engine(void *arg, const struct bt_engine_ev *ev)
     run(d);
 }
 
+static void observe_shares(struct bt_decoded *d, const struct bt_xfer_event *ev)
+{
+    uint64_t n = 0;
+
+    for (uint32_t g = 0; g < ev->n_groups; g++) {
+        n += ev->n_shares[g];
+    }
+    if (ev->status == BT_OK && n > 0) {
+        bt_prom_hist_observe(&d->shares, (double)n);
+    }
+}
+
 static void on_xfer(void *arg, const struct bt_xfer_event *ev)
 {
     struct bt_decoded *d = arg;
@@ -195,6 +207,7 @@ static void on_xfer(void *arg, const struct bt_xfer_event *ev)
         bt_dc_on_landed(d->core, now, &t, ev->generation);
         break;
     case BT_XFER_LAND_FULL:
+        observe_shares(d, ev);
         bt_dc_on_land_full(d->core, now, &t, ev->generation, ev->status, ev->bytes, ev->move_ns);
         break;
     case BT_XFER_LAND_CLOSED:
@@ -274,11 +287,14 @@ static void metrics(void *arg, struct bt_buf *out)
                  "Bytes of KV that arrived here.");
     bt_prom_u64(out, "baton_kv_transferred_bytes_total", NULL, 0, s->transferred_bytes);
     bt_prom_head(out, "baton_kv_transfer_seconds", BT_PROM_HISTOGRAM,
-                 "First to last page of a transfer.");
+                 "From a transfer's first share to its last, at the receiver.");
     bt_prom_hist_render(out, "baton_kv_transfer_seconds", NULL, 0, &d->transfer_seconds);
     bt_prom_head(out, "baton_prefix_cached_tokens_total", BT_PROM_COUNTER,
                  "Tokens not sent here, because the prefix cache had them.");
     bt_prom_u64(out, "baton_prefix_cached_tokens_total", NULL, 0, s->cached_tokens);
+    bt_prom_head(out, "baton_kv_transfer_shares", BT_PROM_HISTOGRAM,
+                 "Shares (one page of one layer: one descriptor) of a transfer.");
+    bt_prom_hist_render(out, "baton_kv_transfer_shares", NULL, 0, &d->shares);
     bt_prom_head(out, "baton_attempts_failed_total", BT_PROM_COUNTER,
                  "Attempts that this node gave up.");
     bt_prom_u64(out, "baton_attempts_failed_total", NULL, 0, s->failures);
@@ -304,6 +320,7 @@ static void on_ready(void *arg, struct bt_node *n)
     }
     d->node = n;
     bt_node_hist_init(n, &d->transfer_seconds);
+    bt_node_hist_init_shares(&d->shares);
     enum bt_status st = bt_dc_core_create(&o, &d->core);
 
     BT_ASSERT(st == BT_OK); /* at start, before anything was promised */

@@ -31,6 +31,14 @@ void bt_node_hist_init(const struct bt_node *n, struct bt_prom_hist *seconds)
     seconds->count = 0;
 }
 
+void bt_node_hist_init_shares(struct bt_prom_hist *shares)
+{
+    *shares = (struct bt_prom_hist){.n_bounds = 11};
+    for (uint32_t i = 0; i < shares->n_bounds; i++) {
+        shares->bounds[i] = (double)(1u << 2 * i);
+    }
+}
+
 uint64_t bt_node_transfer_failures(const struct bt_xfer_stats *x)
 {
     return x->fail_peer_lost + x->fail_lease + x->fail_stall + x->fail_connect + x->fail_refused +
@@ -92,6 +100,8 @@ static void render_metrics(struct bt_node *n, struct bt_buf *b)
     one(b, "baton_generated_tokens_total", BT_PROM_COUNTER, "Tokens decoded.", s.n_decode_tokens);
     one(b, "baton_kv_shares_sent_total", BT_PROM_COUNTER,
         "Page shares (one page of one layer) sent.", x.shares_sent);
+    one(b, "baton_kv_shares_received_total", BT_PROM_COUNTER,
+        "Page shares (one page of one layer) received and placed.", x.shares_received);
     one(b, "baton_kv_bytes_sent_total", BT_PROM_COUNTER, "Bytes of KV pages sent.", x.bytes_sent);
     one(b, "baton_kv_transfer_failures_total", BT_PROM_COUNTER,
         "Failed connections, sends and receives of KV.", bt_node_transfer_failures(&x));

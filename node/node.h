@@ -66,6 +66,8 @@ int bt_node_main(const struct bt_prog *prog, int argc, char **argv,
 
 /* An empty histogram with the buckets of --buckets-seconds. */
 void bt_node_hist_init(const struct bt_node *n, struct bt_prom_hist *seconds);
+/* And one for the shares of a transfer: powers of 4 up to a million. */
+void bt_node_hist_init_shares(struct bt_prom_hist *shares);
 
 /* Queues an output for a router; all outputs of one wake leave as one message. Copied. */
 void bt_node_output(struct bt_node *n, uint32_t router, const struct bt_msg_output *o);

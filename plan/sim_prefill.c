@@ -137,6 +137,8 @@ static void do_action(struct bt_sim *s, struct sim_node *n, const struct bt_pf_a
     case BT_PF_ATTEMPT_END:
         sim_ticket_end(s, n, a->router, &a->end);
         break;
+    case BT_PF_MOVED:
+        break;
     case BT_PF_PEER_STATE:
         sim_log(s, "%p: instance %x is reachable: %u", n->proc, a->peer_state.instance & 0xffff,
                 a->peer_state.reachable);

@@ -34,9 +34,10 @@ struct pf_job {
     uint32_t n_tokens, n_prompt, n_cached, n_pages;
     uint64_t t_submit, t_start; /* ns */
     uint64_t t_progress;        /* ns: token 0, the grant, or a push that ended */
+    uint64_t post_ns, t_push_first, t_push_last, n_shares; /* of its pushes that ended */
     bool want_logprobs;
     bool engine_knows;
-    bool started_sent, granted, handed, has_token;
+    bool started_sent, granted, handed, has_token, done;
     uint64_t generation;
     uint64_t conn;                              /* connection that `started` went over */
     uint32_t first_page[BT_CONTROL_GROUPS_MAX]; /* first page that D wants */
@@ -67,6 +68,7 @@ struct bt_pf_core {
     struct pf_peer *peers;
     uint32_t n_layers_all;
     uint32_t layer_base[BT_CONTROL_GROUPS_MAX];
+    uint32_t n_computing;
     struct bt_pf_actions actions;
     struct bt_pf_stats stats;
     char text[256];
@@ -258,9 +260,11 @@ static void tell_peer_state(struct bt_pf_core *c, struct pf_peer *p, bool reacha
 
 /* ---- jobs ---- */
 
-static void job_set_state(struct pf_job *j, enum job_state next)
+static void job_set_state(struct bt_pf_core *c, struct pf_job *j, enum job_state next)
 {
     BT_ASSERT((legal_next[j->state] & BIT(next)) != 0);
+    c->n_computing -= j->state == JOB_COMPUTING;
+    c->n_computing += next == JOB_COMPUTING;
     j->state = next;
 }
 
@@ -275,6 +279,10 @@ static void job_finish_ending(struct bt_pf_core *c, struct pf_job *j)
 {
     if (j->pushes_open > 0) {
         return;
+    }
+    if (j->done && j->n_shares > 0) {
+        act(c, BT_PF_MOVED)->moved =
+            (struct bt_pf_moved){j->n_shares, j->post_ns, j->t_push_last - j->t_push_first};
     }
     if (j->engine_knows) {
         act(c, BT_PF_ENGINE_RELEASE)->job = j->head.id;
@@ -293,7 +301,7 @@ static void job_end(struct bt_pf_core *c, struct pf_job *j)
         act(c, BT_PF_PUSH_CANCEL)->ticket = j->head.ticket;
     }
     bt_ticket_table_forget(&c->jobs, j);
-    job_set_state(j, JOB_ENDING);
+    job_set_state(c, j, JOB_ENDING);
     job_finish_ending(c, j);
 }
 
@@ -466,7 +474,7 @@ void bt_pf_on_engine_started(struct bt_pf_core *c, uint64_t now, uint64_t job)
     if (j == NULL) {
         return;
     }
-    job_set_state(j, JOB_COMPUTING);
+    job_set_state(c, j, JOB_COMPUTING);
     j->t_start = now;
     struct pf_peer *p = peer_by_instance(c, j->peer_instance);
 
@@ -508,6 +516,7 @@ static void push_layer(struct bt_pf_core *c, struct pf_job *j, uint32_t group, u
     a->push.n_pages = l->avail_end - first;
     a->push.page_ids = j->page_ids + (size_t)group * j->n_pages + first;
     l->pushed_end = l->avail_end;
+    j->n_shares += a->push.n_pages;
     j->pushes_open++;
 }
 
@@ -563,7 +572,9 @@ void bt_pf_on_engine_token(struct bt_pf_core *c, uint64_t now, uint64_t job, uin
     if (j == NULL) {
         return;
     }
-    job_set_state(j, JOB_HELD);
+    double batch = c->n_computing;
+
+    job_set_state(c, j, JOB_HELD);
     j->t_progress = now;
     j->index = index;
     j->first = *s;
@@ -582,7 +593,8 @@ void bt_pf_on_engine_token(struct bt_pf_core *c, uint64_t now, uint64_t job, uin
         .stats = {.queue_ns = j->t_start - j->t_submit,
                   .prefill_ns = now - j->t_start,
                   .cached_tokens = j->n_cached < j->n_prompt ? j->n_cached : j->n_prompt,
-                  .prefill_tokens = j->n_tokens - j->n_cached},
+                  .prefill_tokens = j->n_tokens - j->n_cached,
+                  .batch = batch},
     };
     if (finish != 0 || j->peer_instance == 0) {
         a->output.tokens = s; /* the job's memory goes before the action is carried out */
@@ -760,6 +772,7 @@ void bt_pf_on_control(struct bt_pf_core *c, uint64_t now, uint64_t conn, const s
     case BT_CONTROL_DONE:
         if (match && j->handed) {
             c->stats.done++;
+            j->done = true;
             job_end(c, j);
             return;
         }
@@ -770,6 +783,19 @@ void bt_pf_on_control(struct bt_pf_core *c, uint64_t now, uint64_t conn, const s
         break; /* never sent to a prefill node */
     }
     c->stats.stale++;
+}
+
+void bt_pf_count_push(struct bt_pf_core *c, uint64_t now, uint64_t job, uint64_t post_ns,
+                      uint64_t move_ns)
+{
+    struct pf_job *j = bt_ticket_table_by_id(&c->jobs, job);
+
+    BT_ASSERT(j != NULL && j->pushes_open > 0);
+    uint64_t from = move_ns < now ? now - move_ns : 0;
+
+    j->post_ns += post_ns;
+    j->t_push_first = j->t_push_last == 0 || from < j->t_push_first ? from : j->t_push_first;
+    j->t_push_last = now;
 }
 
 void bt_pf_on_pushed(struct bt_pf_core *c, uint64_t now, uint64_t job, enum bt_status st)

@@ -46,6 +46,13 @@ enum bt_pf_action_kind {
     BT_PF_OUTPUT,         /* router, output */
     BT_PF_ATTEMPT_END,    /* router, end */
     BT_PF_PEER_STATE,     /* to every router: peer_state */
+    BT_PF_MOVED,          /* moved: for the metrics, of a transfer that D confirmed */
+};
+
+/* A whole transfer, as bt_pf_count_push() told it. */
+struct bt_pf_moved {
+    uint64_t n_shares, post_ns;
+    uint64_t move_ns; /* first page handed to the transport to the last send that completed */
 };
 
 /* Pointers are valid until the core is called again. */
@@ -65,6 +72,7 @@ struct bt_pf_action {
         struct bt_msg_output output;
         struct bt_msg_attempt_end end;
         struct bt_msg_peer_state peer_state;
+        struct bt_pf_moved moved;
     };
 };
 
@@ -122,6 +130,9 @@ void bt_pf_on_peer_up(struct bt_pf_core *c, uint64_t now, uint64_t conn);
 void bt_pf_on_peer_down(struct bt_pf_core *c, uint64_t now, uint64_t conn, const char *why);
 void bt_pf_on_control(struct bt_pf_core *c, uint64_t now, uint64_t conn,
                       const struct bt_control *m);
+/* What the push cost that on_pushed will end, for BT_PF_MOVED: before that call, and only where it is known. */
+void bt_pf_count_push(struct bt_pf_core *c, uint64_t now, uint64_t job, uint64_t post_ns,
+                      uint64_t move_ns);
 void bt_pf_on_pushed(struct bt_pf_core *c, uint64_t now, uint64_t job, enum bt_status st);
 
 /* At least every 100 ms: deadlines, reconnects. */

@@ -38,7 +38,7 @@ struct bt_prefilld {
     struct peer_list lists[BT_ROUTERS_MAX];
     struct answer *answers;
     size_t n_answers, answers_cap;
-    struct bt_prom_hist prefill_seconds, queue_seconds, post_seconds;
+    struct bt_prom_hist prefill_seconds, queue_seconds, post_seconds, move_seconds, shares;
 };
 
 static uint64_t now_ns(const struct bt_prefilld *p)
@@ -170,6 +170,11 @@ static void do_action(struct bt_prefilld *p, const struct bt_pf_action *a)
                                 &(struct bt_from_daemon){.kind = BT_FROM_DAEMON_PEER_STATE,
                                                          .peer_state = a->peer_state});
         break;
+    case BT_PF_MOVED:
+        bt_prom_hist_observe(&p->post_seconds, (double)a->moved.post_ns / 1e9);
+        bt_prom_hist_observe(&p->move_seconds, (double)a->moved.move_ns / 1e9);
+        bt_prom_hist_observe(&p->shares, (double)a->moved.n_shares);
+        break;
     }
 }
 
@@ -271,7 +276,7 @@ static void on_xfer(void *arg, const struct bt_xfer_event *ev)
         bt_pf_on_peer_down(p->core, now, ev->peer, ev->text);
         break;
     case BT_XFER_PUSHED:
-        bt_prom_hist_observe(&p->post_seconds, (double)ev->post_ns / 1e9);
+        bt_pf_count_push(p->core, now, ev->tag, ev->post_ns, ev->move_ns);
         bt_pf_on_pushed(p->core, now, ev->tag, ev->status);
         break;
     case BT_XFER_CTRL:
@@ -403,8 +408,14 @@ static void metrics(void *arg, struct bt_buf *out)
     bt_prom_head(out, "baton_queue_seconds", BT_PROM_HISTOGRAM, "From submit to the first chunk.");
     bt_prom_hist_render(out, "baton_queue_seconds", NULL, 0, &p->queue_seconds);
     bt_prom_head(out, "baton_kv_transfer_post_seconds", BT_PROM_HISTOGRAM,
-                 "Time to hand the pages of one layer and chunk to the transport.");
+                 "Time spent handing the shares of one transfer to the transport.");
     bt_prom_hist_render(out, "baton_kv_transfer_post_seconds", NULL, 0, &p->post_seconds);
+    bt_prom_head(out, "baton_kv_transfer_seconds", BT_PROM_HISTOGRAM,
+                 "From a transfer's first share to its last send that completed, at the sender.");
+    bt_prom_hist_render(out, "baton_kv_transfer_seconds", NULL, 0, &p->move_seconds);
+    bt_prom_head(out, "baton_kv_transfer_shares", BT_PROM_HISTOGRAM,
+                 "Shares (one page of one layer: one descriptor) of a transfer.");
+    bt_prom_hist_render(out, "baton_kv_transfer_shares", NULL, 0, &p->shares);
     bt_prom_head(out, "baton_handoffs_total", BT_PROM_COUNTER, "Hand-offs sent to decode nodes.");
     bt_prom_u64(out, "baton_handoffs_total", NULL, 0, s->handoffs);
     bt_prom_head(out, "baton_prefix_cached_tokens_total", BT_PROM_COUNTER,
@@ -438,6 +449,8 @@ static void on_ready(void *arg, struct bt_node *n)
     bt_node_hist_init(n, &p->prefill_seconds);
     bt_node_hist_init(n, &p->queue_seconds);
     bt_node_hist_init(n, &p->post_seconds);
+    bt_node_hist_init(n, &p->move_seconds);
+    bt_node_hist_init_shares(&p->shares);
     enum bt_status st = bt_pf_core_create(&o, &p->core);
 
     BT_ASSERT(st == BT_OK); /* at start, before anything was promised */

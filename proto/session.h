@@ -61,9 +61,10 @@ struct bt_msg_load {
 };
 
 struct bt_msg_leg_stats {
-    uint64_t queue_ns, prefill_ns, transfer_ns, transfer_tail_ns, decode_ns;
+    uint64_t queue_ns, prefill_ns, grant_ns, transfer_ns, transfer_tail_ns, decode_ns;
     uint32_t cached_tokens, transferred_tokens, prefill_tokens;
     uint64_t transferred_bytes;
+    double batch; /* mean; 0: not told */
 };
 
 struct bt_msg_output {

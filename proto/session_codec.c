@@ -201,6 +201,7 @@ static enum bt_status get_output(const Baton__Session__V1__Output *p, struct bt_
         o->stats = (struct bt_msg_leg_stats){
             .queue_ns = p->stats->queue_ns,
             .prefill_ns = p->stats->prefill_ns,
+            .grant_ns = p->stats->grant_ns,
             .transfer_ns = p->stats->transfer_ns,
             .transfer_tail_ns = p->stats->transfer_tail_ns,
             .decode_ns = p->stats->decode_ns,
@@ -208,6 +209,7 @@ static enum bt_status get_output(const Baton__Session__V1__Output *p, struct bt_
             .transferred_tokens = p->stats->transferred_tokens,
             .prefill_tokens = p->stats->prefill_tokens,
             .transferred_bytes = p->stats->transferred_bytes,
+            .batch = isfinite(p->stats->batch) && p->stats->batch > 0 ? p->stats->batch : 0,
         };
     }
     st = get_sampled_list(p->n_tokens, p->tokens, arena, &o->tokens, err);
@@ -527,6 +529,7 @@ static bool put_output(const struct bt_msg_output *o, Baton__Session__V1__Output
         baton__session__v1__leg_stats__init(s);
         s->queue_ns = o->stats.queue_ns;
         s->prefill_ns = o->stats.prefill_ns;
+        s->grant_ns = o->stats.grant_ns;
         s->cached_tokens = o->stats.cached_tokens;
         s->transfer_ns = o->stats.transfer_ns;
         s->transfer_tail_ns = o->stats.transfer_tail_ns;
@@ -534,6 +537,7 @@ static bool put_output(const struct bt_msg_output *o, Baton__Session__V1__Output
         s->transferred_tokens = o->stats.transferred_tokens;
         s->transferred_bytes = o->stats.transferred_bytes;
         s->prefill_tokens = o->stats.prefill_tokens;
+        s->batch = o->stats.batch;
         p->stats = s;
     }
     return p->tokens != NULL && p->prompt_logprobs != NULL;

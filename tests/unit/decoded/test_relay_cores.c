@@ -199,6 +199,7 @@ static void do_p(struct world *w, const struct bt_pf_action *a)
     case BT_PF_CONNECT:
     case BT_PF_DISCONNECT:
     case BT_PF_PEER_STATE:
+    case BT_PF_MOVED:
         break;
     }
 }
