@@ -32,6 +32,8 @@ static void gen_free(struct bt_gen *g)
     for (uint32_t i = 0; i < g->n_choices; i++) {
         bt_buf_fini(&g->choices[i].pending);
         bt_free(g->choices[i].plp);
+        bt_free(g->choices[i].attempts);
+        bt_free(g->choices[i].gaps);
     }
     bt_gen_prompts_free(g->prompts, g->n_prompts);
     bt_params_fini(&g->params);
@@ -39,6 +41,7 @@ static void gen_free(struct bt_gen *g)
     bt_buf_fini(&g->raw);
     bt_buf_fini(&g->text);
     bt_free(g->request_id);
+    bt_free(g->traceparent);
     bt_free(g);
 }
 
@@ -103,6 +106,7 @@ static void end_with_error(struct bt_gen *g, const struct bt_api_err *e)
     const struct bt_gen_events *ev = g->events;
     void *user = g->user;
 
+    bt_gen_log(g, e);
     g->r->metrics
         .finished[e->code == BT_API_CANCELLED ? BT_FINISHED_CANCELLED : BT_FINISHED_ERROR] +=
         g->n_unfinished;
@@ -122,6 +126,9 @@ static bool choice_init(struct bt_gen *g, uint32_t index)
     bt_detok_init(&ch->detok, g->r->tok,
                   BT_DETOK_CONTINUE | (g->params.keep_special ? 0u : BT_DETOK_SKIP_SPECIAL));
     bt_stop_init(&ch->stop, g->stops);
+    if (g->r->request_log != NULL && (ch->gaps = bt_calloc(1, sizeof *ch->gaps)) == NULL) {
+        return false;
+    }
     if (g->params.echo && g->params.sampling.logprobs && ch->prompt->n > 1) {
         ch->plp = bt_calloc(ch->prompt->n - 1, sizeof *ch->plp);
         return ch->plp != NULL;
@@ -266,7 +273,9 @@ static bool gen_create(struct bt_router *r, const struct bt_gen_start *s, struct
         return bt_api_fail(e, BT_API_INVALID, "stop", "stop: %s", err.msg);
     }
     g->request_id = bt_strdup(s->request_id);
-    bool ok = g->request_id != NULL;
+    g->traceparent = s->traceparent != NULL ? bt_strdup(s->traceparent) : NULL;
+    g->endpoint = s->endpoint;
+    bool ok = g->request_id != NULL && (s->traceparent == NULL || g->traceparent != NULL);
 
     for (uint32_t i = 0; i < n && ok; i++) {
         ok = choice_init(g, i);
@@ -328,7 +337,11 @@ bool bt_gen_start(struct bt_router *r, const struct bt_gen_start *s, struct bt_g
 
 void bt_gen_cancel(struct bt_gen *g)
 {
+    struct bt_api_err e = {0};
+
     if (!g->over) {
+        (void)bt_api_fail(&e, BT_API_CANCELLED, NULL, "the client went away");
+        bt_gen_log(g, &e);
         g->r->metrics.finished[BT_FINISHED_CANCELLED] += g->n_unfinished;
         bt_gen_retire(g);
     }
@@ -394,7 +407,15 @@ void bt_gen_keep_info(struct gen_choice *ch, const struct bt_rt_seq_info *info)
     if (info == NULL) {
         return;
     }
+    if (info->n_ended > 0 && ch->attempts == NULL) {
+        ch->attempts = bt_alloc(BT_RT_ATTEMPTS_MAX * sizeof *ch->attempts);
+    }
     ch->info = *info;
+    ch->info.n_ended = ch->attempts != NULL ? info->n_ended : 0;
+    ch->info.ended = ch->attempts;
+    if (ch->info.n_ended > 0) {
+        memcpy(ch->attempts, info->ended, info->n_ended * sizeof *ch->attempts);
+    }
     snprintf(ch->prefill_name, sizeof ch->prefill_name, "%s", info->prefill_name);
     snprintf(ch->decode_name, sizeof ch->decode_name, "%s", info->decode_name);
 }
@@ -429,9 +450,14 @@ void bt_gen_on_tokens(struct bt_router *r, const struct bt_rt_action *a)
         bt_prom_hist_observe(&r->metrics.ttft,
                              (double)(now - ch->g->t_arrival) / (double)BT_NS_PER_S);
     }
-    for (size_t i = ch->t_last == 0 ? 1 : 0; i < a->tokens.n; i++) {
-        bt_prom_hist_observe(&r->metrics.itl, (double)(ch->t_last == 0 ? 0 : now - ch->t_last) /
-                                                  (double)BT_NS_PER_S / (double)a->tokens.n);
+    uint64_t gap = ch->t_last == 0 ? 0 : (now - ch->t_last) / a->tokens.n;
+    size_t n_gaps = ch->t_last == 0 ? a->tokens.n - 1 : a->tokens.n;
+
+    for (size_t i = 0; i < n_gaps; i++) {
+        bt_prom_hist_observe(&r->metrics.itl, (double)gap / (double)BT_NS_PER_S);
+    }
+    if (ch->gaps != NULL) {
+        bt_token_gaps_add(ch->gaps, gap, (uint32_t)n_gaps);
     }
     ch->t_last = now;
     ch->n_received += (uint32_t)a->tokens.n;

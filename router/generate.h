@@ -49,6 +49,8 @@ struct bt_gen_events {
 
 struct bt_gen_start {
     const char *request_id;        /* copied */
+    const char *endpoint;          /* static: "/v1/completions", the gRPC method */
+    const char *traceparent;       /* copied; NULL: none */
     struct bt_params *params;      /* content taken; checked before */
     struct bt_gen_prompt *prompts; /* taken */
     size_t n_prompts;

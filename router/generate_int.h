@@ -5,7 +5,9 @@
 
 #include "base/buf.h"
 #include "router/generate.h"
+#include "router/request_line.h"
 #include "router/router_int.h"
+#include "router/token_gaps.h"
 #include "text/detok.h"
 #include "text/stop.h"
 
@@ -29,6 +31,8 @@ struct gen_choice {
     uint32_t n_plp;
     struct bt_rt_seq_info info; /* names point to the arrays below */
     char prefill_name[64], decode_name[64];
+    struct bt_rt_attempt *attempts; /* memory of info.ended; NULL: none */
+    struct bt_token_gaps *gaps;     /* for the request log only, else NULL */
 };
 
 struct bt_gen {
@@ -36,7 +40,8 @@ struct bt_gen {
     struct bt_gen *prev, *next; /* in r->gens */
     struct bt_gen *next_dirty;
     bool is_dirty, over, paused;
-    char *request_id;
+    char *request_id, *traceparent;
+    const char *endpoint;
     struct bt_params params;
     struct bt_gen_prompt *prompts;
     size_t n_prompts;

@@ -166,6 +166,7 @@ static void gen_flush(struct bt_gen *g)
     }
     if (!g->over && g->n_unfinished == 0) {
         log_end(g);
+        bt_gen_log(g, NULL);
         bt_gen_retire(g);
         g->events->on_end(g->user, g, NULL);
     }

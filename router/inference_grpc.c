@@ -12,6 +12,7 @@
 #include "router/cluster_view.h"
 #include "router/generate.h"
 #include "router/prompt.h"
+#include "router/request_line.h"
 #include "router/router_int.h"
 
 #define POOL_BYTES    ((size_t)4 << 10) /* longer requests are tokenized on the pool */
@@ -387,6 +388,8 @@ static bool start_generation(struct rpc *c)
     }
     struct bt_gen_start s = {
         .request_id = c->request_id,
+        .endpoint = BT_INF_GENERATE,
+        .traceparent = bt_grpc_metadata(c->call, "traceparent"),
         .params = &params,
         .prompts = c->prompt,
         .n_prompts = 1,
@@ -402,6 +405,23 @@ static bool start_generation(struct rpc *c)
     return bt_gen_start(c->r, &s, &c->gen, &c->err);
 }
 
+static void refuse(struct rpc *c)
+{
+    const char *id = c->request_id[0] != '\0' ? c->request_id : c->m.generate.request_id;
+
+    bt_router_count_refusal(c->r, &c->err);
+    if (c->kind == GENERATE) {
+        bt_request_refused_log(c->r, &(struct bt_request_refused){
+                                         .request_id = id,
+                                         .endpoint = BT_INF_GENERATE,
+                                         .key = c->key,
+                                         .traceparent = bt_grpc_metadata(c->call, "traceparent"),
+                                         .t_arrival = c->t_arrival,
+                                         .err = &c->err});
+    }
+    fail(c->call, &c->err);
+}
+
 static void go_on(void *arg)
 {
     struct rpc *c = arg;
@@ -414,8 +434,7 @@ static void go_on(void *arg)
     if (c->prepared && c->kind != GENERATE) {
         bt_grpc_reply(c->call, c->answer.data != NULL ? c->answer.data : "", c->answer.len);
     } else if (!c->prepared || !start_generation(c)) {
-        bt_router_count_refusal(c->r, &c->err);
-        fail(c->call, &c->err);
+        refuse(c);
     }
     bt_arena_reset(&c->arena); /* what goes on was copied */
 }
@@ -427,6 +446,7 @@ static void on_message(struct bt_grpc_call *call, void *user, const uint8_t *dat
     const char *model = "";
     enum bt_status st;
 
+    (void)call;
     if (c->kind == GENERATE) {
         st = bt_inf_generate_decode(data, len, &c->arena, &c->m.generate, &err);
         model = st == BT_OK ? c->m.generate.model : "";
@@ -441,8 +461,7 @@ static void on_message(struct bt_grpc_call *call, void *user, const uint8_t *dat
         (void)bt_api_fail(&c->err, BT_API_INVALID, NULL, "%s", err.msg);
     }
     if (st != BT_OK || !bt_router_admit(c->r, model, &c->err)) {
-        bt_router_count_refusal(c->r, &c->err);
-        fail(call, &c->err);
+        refuse(c);
         return;
     }
     if (len > POOL_BYTES) {

@@ -3,6 +3,7 @@
 #include "router/metrics.h"
 
 #include <string.h>
+#include "router/request_log.h"
 #include "router/router_core.h"
 
 static const char *const refusal_names[] = {
@@ -173,8 +174,18 @@ static void render_sessions(const struct bt_rt_core *core, struct bt_buf *b)
     }
 }
 
+static void render_request_log(const struct bt_request_log *log, struct bt_buf *b)
+{
+    struct bt_request_log_stats s = bt_request_log_stats(log);
+
+    number(b, "baton_request_log_lines_total", BT_PROM_COUNTER, "Lines in the request log.",
+           s.written);
+    number(b, "baton_request_log_lost_total", BT_PROM_COUNTER,
+           "Lines that did not get into the request log: disk too slow or failing.", s.lost);
+}
+
 void bt_router_metrics_render(const struct bt_router_metrics *m, const struct bt_rt_core *core,
-                              struct bt_buf *b)
+                              const struct bt_request_log *log, struct bt_buf *b)
 {
     const struct bt_rt_stats *s = bt_rt_core_stats(core);
 
@@ -211,6 +222,9 @@ void bt_router_metrics_render(const struct bt_router_metrics *m, const struct bt
            "Prompt tokens whose computation was skipped.", m->cached_tokens);
     number(b, "baton_session_stale_messages_total", BT_PROM_COUNTER,
            "Session messages of attempts that were over.", s->stale);
+    if (log != NULL) {
+        render_request_log(log, b);
+    }
     render_sessions(core, b);
     render_nodes(core, b);
 }

@@ -9,6 +9,7 @@
 #include "net/prom.h"
 #include "router/api.h"
 
+struct bt_request_log;
 struct bt_rt_core;
 
 enum bt_refusal {
@@ -40,7 +41,8 @@ struct bt_router_metrics {
 enum bt_status bt_router_metrics_init(struct bt_router_metrics *m, const char *buckets_ttft,
                                       const char *buckets_itl, const char *buckets_request,
                                       struct bt_err *err) BT_NODISCARD;
+/* log: NULL if none is kept. */
 void bt_router_metrics_render(const struct bt_router_metrics *m, const struct bt_rt_core *core,
-                              struct bt_buf *out);
+                              const struct bt_request_log *log, struct bt_buf *out);
 
 #endif

@@ -10,6 +10,7 @@
 #include "router/generate.h"
 #include "router/openai_request.h"
 #include "router/openai_write.h"
+#include "router/request_line.h"
 
 #define POOL_BYTES ((size_t)4 << 10) /* longer bodies are parsed and tokenized on the pool */
 #define ID_MAX     200
@@ -247,6 +248,11 @@ static void on_end(void *user, struct bt_gen *g, const struct bt_api_err *e)
 
 /* ---- start ---- */
 
+static const char *endpoint(const struct call *c)
+{
+    return c->kind == BT_OPENAI_CHAT ? "/v1/chat/completions" : "/v1/completions";
+}
+
 static const struct bt_gen_events gen_events = {.on_piece = on_piece, .on_end = on_end};
 
 static bool start_generation(struct call *c, struct bt_api_err *e)
@@ -273,6 +279,8 @@ static bool start_generation(struct call *c, struct bt_api_err *e)
                                       .tok = r->tok};
     struct bt_gen_start s = {
         .request_id = c->request_id,
+        .endpoint = endpoint(c),
+        .traceparent = request_header(c, "traceparent"),
         .params = &q->params,
         .prompts = q->prompts,
         .n_prompts = q->n_prompts,
@@ -356,6 +364,19 @@ static void prepare(void *arg)
     c->prepare_ns = bt_clock_ns() - t0;
 }
 
+static void log_refusal(const struct call *c)
+{
+    if (c->kind == BT_OPENAI_COMPLETION || c->kind == BT_OPENAI_CHAT) {
+        bt_request_refused_log(
+            c->r, &(struct bt_request_refused){.request_id = c->request_id,
+                                               .endpoint = endpoint(c),
+                                               .key = c->key,
+                                               .traceparent = request_header(c, "traceparent"),
+                                               .t_arrival = c->t_arrival,
+                                               .err = &c->err});
+    }
+}
+
 static void go_on(void *arg)
 {
     struct call *c = arg;
@@ -370,6 +391,7 @@ static void go_on(void *arg)
         reply_json(c, &c->answer);
     } else if (!c->prepared || !start_generation(c, &c->err)) {
         bt_router_count_refusal(c->r, &c->err);
+        log_refusal(c);
         reply_error(c, &c->err);
     }
 }

@@ -115,7 +115,7 @@ static void get_metrics(struct bt_router *r, struct bt_http_stream *s)
 {
     struct bt_buf b = {0};
 
-    bt_router_metrics_render(&r->metrics, r->core, &b);
+    bt_router_metrics_render(&r->metrics, r->core, r->request_log, &b);
     reply_buf(s, 200, BT_PROM_CONTENT_TYPE, &b);
 }
 

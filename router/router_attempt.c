@@ -175,6 +175,9 @@ enum rt_dispatch bt_rt_attempt_start(struct bt_rt_core *c, uint64_t now, struct 
     snprintf(s->prefill_name, sizeof s->prefill_name, "%s", pair.prefill->hello.name);
     snprintf(s->decode_name, sizeof s->decode_name, "%s",
              pair.decode != NULL ? pair.decode->hello.name : "");
+    s->info.attempt = (struct bt_rt_attempt){.t_start = now, .first = bt_rt_produced(s)};
+    memcpy(s->info.attempt.prefill_name, s->prefill_name, sizeof s->prefill_name);
+    memcpy(s->info.attempt.decode_name, s->decode_name, sizeof s->decode_name);
     s->leg[BT_ROLE_DECODE] = (struct rt_leg){0};
     leg_begin(c, s, BT_ROLE_PREFILL, pair.prefill);
     send_submit(c, s, pair.prefill, pair.decode);
@@ -230,6 +233,22 @@ static void blame(struct bt_rt_core *c, struct rt_seq *s, enum bt_role role)
     }
 }
 
+/* For those who look at the request later. Without memory it is not kept. */
+static void remember(struct rt_seq *s, uint64_t now)
+{
+    struct bt_rt_attempt *a = &s->info.attempt;
+
+    if (s->ended == NULL && (s->ended = bt_alloc(BT_RT_ATTEMPTS_MAX * sizeof *s->ended)) == NULL) {
+        return;
+    }
+    a->t_end = now;
+    a->reason = s->reason;
+    memcpy(a->why, s->why, sizeof a->why);
+    s->info.n_ended += s->info.n_ended < BT_RT_ATTEMPTS_MAX;
+    s->ended[s->info.n_ended - 1] = *a;
+    s->info.ended = s->ended;
+}
+
 static uint64_t backoff(const struct bt_rt_core *c, uint32_t n)
 {
     return n == 0 ? 0
@@ -266,6 +285,7 @@ void bt_rt_attempt_failed(struct bt_rt_core *c, uint64_t now, struct rt_seq *s, 
     snprintf(s->why, sizeof s->why, "%s", text);
     s->has_reason = true;
     s->reason = reason;
+    remember(s, now);
     blame(c, s, role);
     bt_rt_leg_end(c, s, role, false);
     bt_rt_attempt_cancel(c, s);
@@ -471,8 +491,13 @@ static void take_stats(struct rt_seq *s, enum bt_role role, const struct bt_msg_
     }
     if (role == BT_ROLE_DECODE) {
         s->info.has_decode = true;
-        s->info.decode = o->stats;
-    } else if (!s->info.has_prefill) {
+        s->info.decode = s->info.attempt.decode = o->stats;
+        s->info.attempt.has_decode = true;
+        return;
+    }
+    s->info.attempt.has_prefill = true;
+    s->info.attempt.prefill = o->stats;
+    if (!s->info.has_prefill) {
         s->info.has_prefill = true;
         s->info.prefill = o->stats;
     }
@@ -491,8 +516,10 @@ void bt_rt_on_output(struct bt_rt_core *c, uint64_t now, struct rt_node *n,
     take_stats(s, role, o);
     take_prompt_logprobs(c, s, o);
     if (role == BT_ROLE_DECODE) {
+        s->info.attempt.t_landed = s->decode_began ? s->info.attempt.t_landed : now;
         s->decode_began = true;
     } else if (o->n_tokens > 0) {
+        s->info.attempt.t_prefilled = s->prefill_answered ? s->info.attempt.t_prefilled : now;
         s->prefill_answered = true;
         uncharge(n, &s->leg[role]);
     }

@@ -46,6 +46,7 @@ static void seq_free(struct bt_rt_core *c, struct rt_seq *s)
     bt_free(s->tokens);
     bt_free(s->bias);
     bt_free(s->gap);
+    bt_free(s->ended);
     bt_ticket_table_remove(&c->seqs, s);
 }
 

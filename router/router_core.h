@@ -143,6 +143,23 @@ uint32_t bt_rt_core_room(const struct bt_rt_core *c);
 /* Ends it: both legs are cancelled, no action names it any more. Unknown ids are ignored. */
 void bt_rt_seq_cancel(struct bt_rt_core *c, uint64_t now, uint64_t seq);
 
+#define BT_RT_NAME_MAX     64
+#define BT_RT_ATTEMPTS_MAX 8 /* ended ones kept of a sequence */
+
+/* One attempt as the router saw it. Times are those given to the core; 0: not reached. */
+struct bt_rt_attempt {
+    char prefill_name[BT_RT_NAME_MAX], decode_name[BT_RT_NAME_MAX];
+    uint64_t t_start;
+    uint64_t t_prefilled; /* the prefill leg's token came */
+    uint64_t t_landed;    /* the decode leg's first output came: its pages are there */
+    uint64_t t_end;       /* it failed; 0: the current or last attempt */
+    uint32_t first;       /* index of the answer's token that it was to produce first */
+    bool has_prefill, has_decode;
+    struct bt_msg_leg_stats prefill, decode;
+    enum bt_attempt_reason reason; /* why it failed */
+    char why[192];
+};
+
 /* What is known of a sequence; valid until its END was handled and the queue drained, or it was
  * cancelled. */
 struct bt_rt_seq_info {
@@ -152,7 +169,11 @@ struct bt_rt_seq_info {
     uint32_t max_tokens; /* resolved; 0 before the first attempt */
     bool has_prefill, has_decode;
     struct bt_msg_leg_stats prefill,
-        decode; /* of the attempt that answered; prefill: of the first one */
+        decode;                        /* of the attempt that answered; prefill: of the first one */
+    struct bt_rt_attempt attempt;      /* current or last */
+    const struct bt_rt_attempt *ended; /* failed before it, oldest first; of more than
+                                        * BT_RT_ATTEMPTS_MAX the first ones and the last */
+    uint32_t n_ended;
 };
 /* NULL: unknown id. */
 const struct bt_rt_seq_info *bt_rt_seq_info(const struct bt_rt_core *c, uint64_t seq);

@@ -9,7 +9,7 @@
 #include "router/router_core.h"
 
 #define RT_DROPPED   (BT_RT_LOG + 1) /* kind of a queued action that nobody wants any more */
-#define RT_NAME_MAX  64
+#define RT_NAME_MAX  BT_RT_NAME_MAX
 #define RT_GAP_MAX   64 /* tokens that may wait for one in front of them */
 #define RT_AVOID_MAX 8
 #define RT_GONE_MAX  64
@@ -88,6 +88,7 @@ struct rt_seq {
     uint32_t finish; /* != 0: complete, waits for statistics until finish_at */
     uint64_t finish_at;
     struct bt_rt_seq_info info;
+    struct bt_rt_attempt *ended; /* [BT_RT_ATTEMPTS_MAX], allocated when needed */
     char prefill_name[RT_NAME_MAX], decode_name[RT_NAME_MAX];
 };
 

@@ -17,10 +17,12 @@
 struct bt_sessions;
 struct bt_gen;
 struct bt_grpc_server;
+struct bt_request_log;
 
 struct bt_router_key {
     char *key;
     size_t len;
+    char *name; /* may be told: never the key itself */
 };
 
 struct bt_router {
@@ -40,6 +42,7 @@ struct bt_router {
     bool draining;
     size_t body_bytes; /* of requests that are being read */
     struct bt_router_metrics metrics;
+    struct bt_request_log *request_log; /* NULL: none is kept */
     /* generate.c */
     struct bt_map by_request_id; /* request id → address of its struct bt_gen */
     struct bt_gen *gens, *dirty, *garbage;
@@ -67,7 +70,7 @@ void bt_router_tell_health(struct bt_router *r);
 void bt_router_drain(struct bt_router *r);
 /* ---- router_keys.c ---- */
 
-/* One key a line, what follows a blank is its name; empty lines and such that begin with # are
+/* One key a line, what follows a blank is its name (else "key-N", by its place in the file); empty lines and such that begin with # are
  * skipped. BT_ERR_IO, BT_ERR_INVALID (no key, a line or file too long), BT_ERR_NOMEM; err names the
  * file. At start; blocks. */
 enum bt_status bt_router_keys_load(struct bt_router *r, const char *path,
@@ -77,6 +80,8 @@ void bt_router_keys_free(struct bt_router *r);
 bool bt_router_key_ok(const struct bt_router *r, const char *authorization);
 /* The same, and which one it is: its position in the file, 0 without keys. */
 bool bt_router_key_find(const struct bt_router *r, const char *authorization, uint32_t *key);
+/* Name of the key at that position, lives as long as the router; NULL: none is asked for. */
+const char *bt_router_key_name(const struct bt_router *r, uint32_t key);
 /* Model, draining. */
 bool bt_router_admit(const struct bt_router *r, const char *model, struct bt_api_err *e);
 void bt_router_count_refusal(struct bt_router *r, const struct bt_api_err *e);

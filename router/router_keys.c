@@ -9,6 +9,28 @@
 
 #define KEY_FILE_MAX ((size_t)1 << 20)
 
+/* key: n bytes, then perhaps its name. */
+static bool add_key(struct bt_router *r, char *key, size_t n)
+{
+    struct bt_router_key *grown = bt_realloc(r->keys, (r->n_keys + 1) * sizeof *grown);
+
+    if (grown == NULL) {
+        return false;
+    }
+    r->keys = grown;
+    struct bt_router_key *k = &grown[r->n_keys++];
+    char unnamed[32];
+    char *name = key + n + strspn(key + n, " \t\r\n");
+    size_t len = strlen(name);
+
+    while (len > 0 && strchr(" \t\r\n", name[len - 1]) != NULL) {
+        name[--len] = '\0';
+    }
+    snprintf(unnamed, sizeof unnamed, "key-%zu", r->n_keys);
+    *k = (struct bt_router_key){bt_memdup(key, n), n, bt_strdup(len > 0 ? name : unnamed)};
+    return k->key != NULL && k->name != NULL;
+}
+
 enum bt_status bt_router_keys_load(struct bt_router *r, const char *path, struct bt_err *err)
 {
     char line[4096];
@@ -32,13 +54,7 @@ enum bt_status bt_router_keys_load(struct bt_router *r, const char *path, struct
         if (n == 0 || line[from] == '#') {
             continue;
         }
-        struct bt_router_key *grown = bt_realloc(r->keys, (r->n_keys + 1) * sizeof *grown);
-
-        if (grown != NULL) {
-            r->keys = grown;
-            r->keys[r->n_keys] = (struct bt_router_key){bt_memdup(line + from, n), n};
-        }
-        if (grown == NULL || r->keys[r->n_keys++].key == NULL) {
+        if (!add_key(r, line + from, n)) {
             st = bt_err_set(err, BT_ERR_NOMEM, "out of memory");
         } else if (total > KEY_FILE_MAX) {
             st = bt_err_set(err, BT_ERR_INVALID, "--api-key-file %s: longer than 1 MiB", path);
@@ -55,6 +71,7 @@ void bt_router_keys_free(struct bt_router *r)
 {
     for (size_t i = 0; i < r->n_keys; i++) {
         bt_free(r->keys[i].key);
+        bt_free(r->keys[i].name);
     }
     bt_free(r->keys);
     r->keys = NULL;
@@ -97,4 +114,9 @@ bool bt_router_key_find(const struct bt_router *r, const char *authorization, ui
         *at = equal ? (uint32_t)i : *at;
     }
     return ok;
+}
+
+const char *bt_router_key_name(const struct bt_router *r, uint32_t key)
+{
+    return key < r->n_keys ? r->keys[key].name : NULL;
 }

@@ -18,6 +18,7 @@
 #include "router/generate.h"
 #include "router/inference_grpc.h"
 #include "router/openai_http.h"
+#include "router/request_log.h"
 #include "router/router_int.h"
 #include "router/router_model.h"
 #include "router/session_io.h"
@@ -32,7 +33,7 @@
 
 struct config {
     char *listen, *sessions, *model, *model_name, *api_key_file, *local_prefill, *tls_cert,
-        *tls_key, *name;
+        *tls_key, *name, *request_log;
     char *buckets_ttft, *buckets_itl, *buckets_request;
     uint32_t queue_max, seqs_max, nodes_max, attempts, connections;
     uint64_t max_ttft, queue_timeout, no_node_grace, migrate_grace, heartbeat, lease,
@@ -63,6 +64,10 @@ static const struct bt_opt options[] = {
     ROW("tls-cert", BT_OPT_STR, tls_cert, NULL, 0, 0, "FILE",
         "PEM certificate chain: clients must use TLS then."),
     ROW("tls-key", BT_OPT_STR, tls_key, NULL, 0, 0, "FILE", "PEM private key of --tls-cert."),
+    ROW("request-log", BT_OPT_STR, request_log, NULL, 0, 0, "FILE",
+        "Appends one line of JSON for each finished request: where its time went, on which nodes, "
+        "why "
+        "it ended; no text of it. SIGHUP opens the file anew. `baton trace` draws it."),
     ROW("queue-max", BT_OPT_U32, queue_max, "1024", 1, 1e6, "N",
         "Sequences that may wait for a node; more are refused (429, RESOURCE_EXHAUSTED)."),
     ROW("seqs-max", BT_OPT_U32, seqs_max, "16384", 1, 1e6, "N",
@@ -121,7 +126,7 @@ struct program {
     struct bt_router router;
     struct bt_router_model model;
     struct bt_http_server *http;
-    struct bt_net_signal *sigterm, *sigint;
+    struct bt_net_signal *sigterm, *sigint, *sighup;
     struct bt_timer drain_timer;
     uint64_t drain_end, linger_end;
     bool http_draining, cut;
@@ -184,7 +189,27 @@ static void on_signal(void *arg, int signum)
     on_drain_poll(&p->drain_timer, p);
 }
 
+static void on_hup(void *arg, int signum)
+{
+    struct program *p = arg;
+
+    (void)signum;
+    bt_request_log_reopen(p->router.request_log);
+}
+
 /* ---- start ---- */
+
+static enum bt_status start_request_log(struct program *p, struct bt_err *err)
+{
+    struct bt_router *r = &p->router;
+    enum bt_status st = bt_request_log_open(r->loop, p->cfg.request_log, 0, &r->request_log, err);
+
+    if (st != BT_OK) {
+        bt_err_prefix(err, "--request-log");
+        return st;
+    }
+    return bt_net_signal_start(r->loop, SIGHUP, on_hup, p, &p->sighup);
+}
 
 static enum bt_status check_config(struct program *p, struct bt_err *err)
 {
@@ -285,6 +310,9 @@ static enum bt_status start(struct program *p, struct bt_err *err)
     if (st == BT_OK && (bt_net_loop_create(&p->router.loop) != BT_OK || start_core(p) != BT_OK)) {
         st = bt_err_set(err, BT_ERR_NOMEM, "out of memory");
     }
+    if (st == BT_OK && p->cfg.request_log != NULL) {
+        st = start_request_log(p, err);
+    }
     if (st == BT_OK) {
         st = start_front(p, err);
     }
@@ -310,6 +338,7 @@ static void stop(struct program *p)
         bt_timer_stop(r->loop, &p->drain_timer);
         bt_net_signal_stop(p->sigterm);
         bt_net_signal_stop(p->sigint);
+        bt_net_signal_stop(p->sighup);
         bt_http_server_close(p->http);
         bt_grpc_server_destroy(r->grpc);
         r->grpc = NULL;
@@ -317,6 +346,7 @@ static void stop(struct program *p)
         if (r->core != NULL) {
             bt_router_stop(r);
         }
+        bt_request_log_close(r->request_log);
         bt_net_loop_destroy(r->loop);
     }
     bt_router_model_fini(&p->model);

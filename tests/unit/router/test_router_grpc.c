@@ -220,7 +220,7 @@ static void test_cancel(void)
 static void test_others(void)
 {
     static char key[] = "k";
-    struct bt_router_key keys[] = {{key, 1}};
+    struct bt_router_key keys[] = {{key, 1, NULL}};
     struct result r;
     struct bt_buf b = {0};
     struct bt_arena a;

@@ -405,7 +405,7 @@ static void test_endpoints(void)
 static void test_headers(void)
 {
     static char key[] = "secret";
-    struct bt_router_key keys[] = {{key, 6}};
+    struct bt_router_key keys[] = {{key, 6, NULL}};
     char head[4096];
 
     fake_start(&c, 1, 1);

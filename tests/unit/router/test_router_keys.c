@@ -21,6 +21,13 @@ static void test_lines(void)
     CHECK(bt_router_key_ok(&r, NULL)); /* without keys nobody is asked */
     CHECK_EQ(load("# team keys\n\n  abc alice\r\ndef\tbob and more\nghi", &err), BT_OK);
     CHECK_EQ(r.n_keys, 3);
+    uint32_t key = 9;
+
+    CHECK(bt_router_key_find(&r, "Bearer def", &key) && key == 1);
+    CHECK_STR(bt_router_key_name(&r, 0), "alice");
+    CHECK_STR(bt_router_key_name(&r, 1), "bob and more");
+    CHECK_STR(bt_router_key_name(&r, 2), "key-3");
+    CHECK(bt_router_key_name(&r, 3) == NULL);
     CHECK(bt_router_key_ok(&r, "Bearer abc"));
     CHECK(bt_router_key_ok(&r, "bearer  def"));
     CHECK(bt_router_key_ok(&r, "Bearer ghi"));
