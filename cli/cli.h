@@ -11,6 +11,7 @@ int bt_cli_fetch(int argc, char **argv);
 int bt_cli_complete(int argc, char **argv);
 int bt_cli_chat(int argc, char **argv);
 int bt_cli_status(int argc, char **argv);
+int bt_cli_trace(int argc, char **argv);
 
 /* Escape sequences if standard output (error) is a terminal and NO_COLOR is not set, else "". */
 enum bt_cli_style {
@@ -23,5 +24,7 @@ enum bt_cli_style {
     BT_CLI_CYAN
 };
 const char *bt_cli_style(int fd, enum bt_cli_style s);
+/* Columns of the terminal at fd; of no terminal: $COLUMNS, else 80. 40 to 240. */
+int bt_cli_width(int fd);
 
 #endif

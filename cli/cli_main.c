@@ -17,7 +17,8 @@ static const struct command commands[] = {
     {"status", "show the nodes of a cluster: roles, load, pages, transports", bt_cli_status},
     {"bench", "measure a cluster under load (not in this version: use bench/cluster.py)", NULL},
     {"plan", "find the prefill:decode ratio for a load (not in this version)", NULL},
-    {"trace", "draw a request's timeline (not in this version)", NULL},
+    {"trace", "draw where the time of one request went, from the router's request log",
+     bt_cli_trace},
 };
 
 static void print_help(FILE *f)

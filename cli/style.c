@@ -1,6 +1,7 @@
-/* Colours, only where somebody looks. */
+/* Colours, only where somebody looks, and how much fits there. */
 
 #include <stdlib.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 #include "cli/cli.h"
 
@@ -11,4 +12,17 @@ const char *bt_cli_style(int fd, enum bt_cli_style s)
     const char *no = getenv("NO_COLOR");
 
     return isatty(fd) && (no == NULL || no[0] == '\0') ? codes[s] : "";
+}
+
+int bt_cli_width(int fd)
+{
+    struct winsize w = {0};
+    const char *env = getenv("COLUMNS");
+    int width = ioctl(fd, TIOCGWINSZ, &w) == 0 ? w.ws_col : 0;
+
+    if (width == 0 && env != NULL) {
+        width = (int)strtol(env, NULL, 10);
+    }
+    width = width <= 0 ? 80 : width;
+    return width < 40 ? 40 : width > 240 ? 240 : width;
 }
