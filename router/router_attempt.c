@@ -44,7 +44,9 @@ static void leg_begin(struct bt_rt_core *c, struct rt_seq *s, enum bt_role role,
 
     *l = (struct rt_leg){.session = n->session, .live = true};
     n->own_seqs++;
-    charge(n, l, s->n_tokens);
+    /* A prefill node's load is what it computes, a decode node's what it holds. */
+    charge(n, l, role == BT_ROLE_PREFILL ? s->n_tokens - n->credit : s->n_tokens);
+    bt_rt_affinity_note(c->affinity, n->hello.instance, s->chain, s->n_chain);
     if (role == BT_ROLE_PREFILL) {
         n->own_prompts++;
         n->own_short += short_part(l);
@@ -308,6 +310,11 @@ void bt_rt_attempt_failed(struct bt_rt_core *c, uint64_t now, struct rt_seq *s, 
 
 void bt_rt_attempt_finish(struct bt_rt_core *c, struct rt_seq *s)
 {
+    const struct rt_node *d = bt_rt_node(c, s->leg[BT_ROLE_DECODE].session);
+
+    if (d != NULL && s->decode_began) {
+        bt_rt_affinity_note_more(c->affinity, d->hello.instance, s);
+    }
     bt_rt_leg_end(c, s, BT_ROLE_DECODE,
                   !s->decode_began); /* else it waits for pages that will not come */
     c->answer_mean += (bt_rt_produced(s) - c->answer_mean) / ANSWERS;
@@ -515,6 +522,7 @@ void bt_rt_on_output(struct bt_rt_core *c, uint64_t now, struct rt_node *n,
     }
     take_stats(s, role, o);
     take_prompt_logprobs(c, s, o);
+    n->caches = n->caches || (o->has_stats && o->stats.cached_tokens > 0);
     if (role == BT_ROLE_DECODE) {
         s->info.attempt.t_landed = s->decode_began ? s->info.attempt.t_landed : now;
         s->decode_began = true;

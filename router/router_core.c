@@ -26,10 +26,12 @@ enum bt_status bt_rt_core_create(const struct bt_rt_opts *opts, struct bt_rt_cor
     bt_arena_init(&c->scratch, SCRATCH_MAX);
     c->nodes = bt_calloc(opts->nodes_max, sizeof *c->nodes);
     c->node_generation = bt_calloc(opts->nodes_max, sizeof *c->node_generation);
-    if (c->nodes == NULL || c->node_generation == NULL ||
+    c->affinity = bt_rt_affinity_create();
+    if (c->nodes == NULL || c->node_generation == NULL || c->affinity == NULL ||
         bt_adm_init(&c->adm, opts->n_keys, opts->seqs_max) != BT_OK ||
         bt_ticket_table_init(&c->seqs, sizeof(struct rt_seq), opts->seqs_max) != BT_OK) {
         bt_adm_fini(&c->adm);
+        bt_rt_affinity_destroy(c->affinity);
         bt_free(c->nodes);
         bt_free(c->node_generation);
         bt_free(c);
@@ -47,6 +49,7 @@ static void seq_free(struct bt_rt_core *c, struct rt_seq *s)
     bt_free(s->bias);
     bt_free(s->gap);
     bt_free(s->ended);
+    bt_free(s->chain);
     bt_ticket_table_remove(&c->seqs, s);
 }
 
@@ -86,6 +89,7 @@ void bt_rt_core_destroy(struct bt_rt_core *c)
     bt_arena_fini(&c->scratch);
     bt_free(c->trash);
     bt_free(c->actions);
+    bt_rt_affinity_destroy(c->affinity);
     bt_free(c->node_generation);
     bt_free(c->nodes);
     bt_free(c);
@@ -277,7 +281,8 @@ static bool seq_copy(struct rt_seq *s, const struct bt_rt_seq_start *in)
     s->cap_tokens = in->n_prompt + 64;
     s->tokens = bt_alloc((size_t)s->cap_tokens * sizeof *s->tokens);
     s->bias = bt_alloc(in->sampling->n_bias * sizeof *s->bias);
-    if (s->request_id == NULL || s->tokens == NULL || s->bias == NULL) {
+    if (s->request_id == NULL || s->tokens == NULL || s->bias == NULL ||
+        !bt_rt_affinity_chain(in->tokens, in->n_prompt, &s->chain, &s->n_chain)) {
         return false;
     }
     memcpy(s->tokens, in->tokens, (size_t)in->n_prompt * sizeof *s->tokens);

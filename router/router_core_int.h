@@ -33,6 +33,8 @@ struct rt_node {
      * time. */
     uint32_t own_seqs, other_seqs;
     uint64_t own_tokens, other_tokens;
+    bool caches;     /* it has shown that it has a prefix cache */
+    uint32_t credit; /* tokens of the sequence being placed that it likely has cached */
     /* Prefill: of own, prompts that are not computed yet, with BT_ADM_SHORT tokens at most each; of
      * own_tokens, those sent since the last report, and those that it saw computed. */
     uint32_t own_prompts;
@@ -79,6 +81,8 @@ struct rt_seq {
         uint32_t weight;
     } avoid[RT_AVOID_MAX];
     uint32_t n_avoid;
+    uint64_t *chain; /* [n_chain] keys of the prompt's blocks, see router_affinity.c */
+    uint32_t n_chain;
     uint64_t prefer; /* prefill instance that has computed the prompt already; 0: none */
     /* the attempt */
     struct rt_leg leg[2]; /* by enum bt_role */
@@ -118,6 +122,7 @@ struct bt_rt_core {
     uint64_t t_unready;
     uint64_t next_beat;
     uint32_t n_freed; /* legs that ended since the last pump: as many refused sequences may try */
+    struct rt_affinity *affinity;
     uint32_t next_node[2]; /* where the search for the next prefill / decode node begins */
     uint64_t n_tickets;
     struct rt_gone gone[RT_GONE_MAX];
@@ -159,6 +164,23 @@ void bt_rt_seq_end(struct bt_rt_core *c, struct rt_seq *s, enum bt_rt_end_kind k
                    uint32_t finish, const char *text);
 void bt_rt_next_ticket(struct bt_rt_core *c, struct bt_ticket *t);
 void bt_rt_pump(struct bt_rt_core *c, uint64_t now); /* dispatches what can be */
+
+/* ---- router_affinity.c ---- */
+
+struct rt_affinity;
+struct rt_affinity *bt_rt_affinity_create(void); /* NULL: no memory */
+void bt_rt_affinity_destroy(struct rt_affinity *a);
+/* One key for each whole block of tokens; it stands for all tokens up to the block's end. *chain:
+ * allocated, NULL if there is none. false: no memory. */
+bool bt_rt_affinity_chain(const uint32_t *tokens, uint32_t n_tokens, uint64_t **chain, uint32_t *n);
+/* An instance gets the prompt with this chain. */
+void bt_rt_affinity_note(struct rt_affinity *a, uint64_t instance, const uint64_t *chain,
+                         uint32_t n);
+/* An instance has seen the answer of a sequence too, as far as it goes. */
+void bt_rt_affinity_note_more(struct rt_affinity *a, uint64_t instance, const struct rt_seq *s);
+/* Tokens at the beginning of the chain that the instance was given before. */
+uint32_t bt_rt_affinity_tokens(struct rt_affinity *a, uint64_t instance, const uint64_t *chain,
+                               uint32_t n);
 
 /* ---- router_attempt.c ---- */
 

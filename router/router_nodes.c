@@ -309,6 +309,7 @@ static void on_load(struct bt_rt_core *c, uint64_t now, struct rt_node *n,
     }
     n->load = *l;
     n->load.transports = list;
+    n->caches = n->caches || l->pages_cached > 0;
     n->other_seqs = seqs > n->own_seqs ? (uint32_t)(seqs - n->own_seqs) : 0;
     take_work(n, l);
     bt_rt_speeds_changed(c);

@@ -1,6 +1,10 @@
 /* The choice of a pair for a sequence: by the seconds of work that wait at a prefill node and how full a decode node will
  * be, load counted at dispatch, ties rotated, what failed before avoided. And from the same numbers the forecast for a
- * newcomer. Owns the cost of a node; refuses to know what a request asks for beyond its size. */
+ * newcomer. Owns the cost of a node; refuses to know what a request asks for beyond its size and its beginning.
+ *
+ * What a prefill node likely has cached of the prompt is work that it need not do: so a prefix draws prompts to its
+ * node only until others are that much work ahead. It is never buried, and a node that all want does not stop the
+ * others from being wanted. */
 
 #include "router/router_core_int.h"
 
@@ -18,6 +22,8 @@
 #define SPEED_NOISE                                                                                \
     0.25 /* speeds that differ less from the mean are taken as equal: ties stay ties */
 #define SPEED_OLD_NS (UINT64_C(10) * 1000000000) /* then an idle node's speed is measured anew */
+#define CREDIT_MAX   1024u                       /* cached tokens, */
+#define CREDIT_SEQS  0.9 /* which are worth so many sequences on a decode node */
 #define EXPECT_MEANS 2.0 /* an answer without a near end is expected to be so many times the mean */
 
 static uint32_t limit_of(const struct rt_node *n)
@@ -67,6 +73,21 @@ static uint32_t penalty(const struct rt_seq *s, const struct rt_node *n)
         }
     }
     return 0;
+}
+
+/* What each node likely has of the sequence: a bit less than all, something is always computed. */
+static void set_credits(struct bt_rt_core *c, const struct rt_seq *s)
+{
+    bool echo = bt_rt_wants_prompt(s); /* computes everything */
+
+    for (uint32_t i = 0; i < c->n_slots; i++) {
+        struct rt_node *n = &c->nodes[i];
+        bool may = n->session != 0 && n->caches && !(echo && n->hello.role == BT_ROLE_PREFILL);
+        uint32_t tokens =
+            may ? bt_rt_affinity_tokens(c->affinity, n->hello.instance, s->chain, s->n_chain) : 0;
+
+        n->credit = tokens < s->n_prompt ? tokens : s->n_prompt - 1;
+    }
 }
 
 /* ---- prefill ---- */
@@ -149,7 +170,12 @@ static uint64_t decode_cost(const struct rt_node *n, uint64_t tokens)
     double pages = n->hello.n_pages > 0 ? n->hello.n_pages : UINT32_MAX;
     double want = (double)(n->own_pages + n->other_pages + bt_rt_pages_of(n, tokens));
 
-    return (uint64_t)(FULL_NS * ((double)(n->own_seqs + n->other_seqs) / batch + want / pages));
+    /* Pages that need not travel are worth less than a sequence: they decide among equally busy
+     * nodes only. */
+    double credit = n->credit < CREDIT_MAX ? (double)n->credit / CREDIT_MAX : 1;
+    double seqs = (double)(n->own_seqs + n->other_seqs) + 1 - CREDIT_SEQS * credit;
+
+    return (uint64_t)(FULL_NS * (seqs / batch + want / pages));
 }
 
 /* Sequences beyond what fits would only be refused there: they wait here, where any node can take
@@ -193,7 +219,7 @@ static void consider(struct bt_rt_core *c, struct search *x, const struct rt_seq
     const struct rt_node *p = pair->prefill, *d = pair->decode;
     uint32_t pen = penalty(s, p) + (d != NULL ? penalty(s, d) : 0);
     /* The node that has computed the prompt before probably still has it. */
-    uint64_t work = work_at(p) + (p->hello.instance == s->prefer ? 0 : s->n_tokens);
+    uint64_t work = work_at(p) + (p->hello.instance == s->prefer ? 0 : s->n_tokens - p->credit);
 
     x->any = true;
     if (d != NULL && !has_room(d, tokens)) {
@@ -227,6 +253,7 @@ static void search(struct bt_rt_core *c, const struct rt_seq *s, struct search *
     uint64_t expected = bt_rt_expected_tokens(c, s);
     bool with_decode = bt_rt_wants_decode(s);
 
+    set_credits(c, s);
     for (uint32_t i = 0; i < c->n_slots; i++) {
         struct rt_node *p = at_rotated(c, BT_ROLE_PREFILL, i);
 

@@ -910,6 +910,210 @@ static void test_reconnect(void)
     end();
 }
 
+/* ---- prompts go where their beginning is cached ---- */
+
+/* A sequence whose prompt is told by its first token; *p, *d: the sessions it was sent to. */
+static struct bt_ticket start_kind(uint32_t kind, uint32_t n_prompt, bool echo, uint64_t *p,
+                                   uint64_t *d)
+{
+    uint32_t prompt[600] = {kind, 5, 6};
+    struct bt_sampling sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = 2};
+    uint64_t seq = 0;
+
+    clear();
+    CHECK_EQ(bt_rt_seq_start(core, now,
+                             &(struct bt_rt_seq_start){.request_id = "r",
+                                                       .tokens = prompt,
+                                                       .n_prompt = n_prompt,
+                                                       .sampling = &sampling,
+                                                       .prompt_logprobs = echo,
+                                                       .deadline = UINT64_MAX},
+                             &seq),
+             BT_OK);
+    drain();
+    *p = SUBMIT(0)->session;
+    *d = SUBMIT(1)->session;
+    return SUBMIT(0)->ticket;
+}
+
+static void finish(const struct bt_ticket *t, uint64_t p, uint64_t d)
+{
+    output(p, t, 0, 1, 1, 0, true);
+    output(d, t, 0, 1, 2, 2, true);
+}
+
+/* Alone: from start to end. */
+static void run_kind(uint32_t kind, uint32_t n_prompt, uint64_t *p, uint64_t *d)
+{
+    struct bt_ticket t = start_kind(kind, n_prompt, false, p, d);
+
+    finish(&t, *p, *d);
+    CHECK_EQ(n_ends, 1);
+}
+
+static void report_cached(uint64_t session, uint32_t pages)
+{
+    struct bt_from_daemon m = {.kind = BT_FROM_DAEMON_LOAD, .load = {.pages_cached = pages}};
+
+    bt_rt_on_message(core, now, session, &m);
+    drain();
+}
+
+static uint64_t own_tokens(uint64_t instance)
+{
+    struct bt_rt_node_info info;
+    uint32_t pos = 0;
+
+    while (bt_rt_core_node(core, &pos, &info)) {
+        if (info.instance == instance) {
+            return info.own_tokens;
+        }
+    }
+    CHECK(!"the node is there");
+    return 0;
+}
+
+static void join_four(uint64_t p[2], uint64_t d[2], uint32_t pages_cached)
+{
+    begin();
+    for (uint64_t i = 0; i < 2; i++) {
+        p[i] = join(BT_ROLE_PREFILL, 1 + i, i == 0 ? "p0" : "p1");
+        d[i] = join(BT_ROLE_DECODE, 3 + i, i == 0 ? "d0" : "d1");
+        report_cached(p[i], pages_cached);
+        report_cached(d[i], pages_cached);
+    }
+}
+
+static void test_affinity(void)
+{
+    uint64_t p[2], d[2], ps, ds, p1, d1;
+
+    join_four(p, d, 10);
+    run_kind(1, 300, &ps, &ds);
+    for (uint32_t i = 0; i < 6; i++) {
+        run_kind(1, 300 + i, &p1, &d1);
+        CHECK(p1 == ps && d1 == ds);
+        run_kind(1, 100, &p1, &d1); /* a part of it */
+        CHECK(p1 == ps && d1 == ds);
+        run_kind(100 + i, 300, &p1, &d1); /* others go on in turn */
+    }
+    /* Too short to be worth it: in turn. */
+    run_kind(1, 63, &ps, &ds);
+    run_kind(1, 63, &p1, &d1);
+    CHECK(p1 != ps && d1 != ds);
+    /* An echoed prompt is computed whole; its decode node has it all the same. */
+    run_kind(7, 300, &ps, &ds);
+    uint32_t n_same = 0;
+
+    for (uint32_t i = 0; i < 4; i++) {
+        struct bt_ticket t = start_kind(7, 300, true, &p1, &d1);
+
+        n_same += p1 == ps;
+        CHECK_EQ(d1, ds);
+        CHECK_EQ(own_tokens(p1 == p[0] ? 1 : 2), 300);
+        attempt_end(p1, &t, BT_ATTEMPT_INVALID);
+    }
+    CHECK_EQ(n_same, 2);
+    end();
+}
+
+/* Nodes that never show a cached page are chosen as if nothing was known. */
+static void test_affinity_needs_a_cache(void)
+{
+    uint64_t p[2], d[2], ps, ds, p1, d1;
+
+    join_four(p, d, 0);
+    run_kind(1, 300, &ps, &ds);
+    run_kind(1, 300, &p1, &d1);
+    CHECK(p1 != ps && d1 != ds);
+    end();
+}
+
+/* The answer's tokens count on the decode node: the next turn of a conversation begins with them. */
+static void test_affinity_of_answers(void)
+{
+    uint64_t p[2], d[2], ps, ds, p1, d1;
+
+    join_four(p, d, 10);
+    /* 126 + 2: the second block is full with the answer only. */
+    run_kind(1, 126, &ps, &ds);
+    uint32_t prompt[200] = {1, 5, 6};
+    struct bt_sampling sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = 2};
+    uint64_t seq = 0;
+
+    prompt[126] = 1;
+    prompt[127] = 2;
+    clear();
+    CHECK_EQ(bt_rt_seq_start(core, now,
+                             &(struct bt_rt_seq_start){.request_id = "r",
+                                                       .tokens = prompt,
+                                                       .n_prompt = 200,
+                                                       .sampling = &sampling,
+                                                       .deadline = UINT64_MAX},
+                             &seq),
+             BT_OK);
+    drain();
+    p1 = SUBMIT(0)->session;
+    d1 = SUBMIT(1)->session;
+    CHECK(p1 == ps && d1 == ds);
+    CHECK_EQ(own_tokens(p1 == p[0] ? 1 : 2), 200 - 64); /* it has the prompt's first block */
+    end();
+}
+
+/* Everybody wants one node: the others help before it is more than a prefix ahead, and what is
+ * cached elsewhere is still found there. */
+static void test_affinity_is_bounded(void)
+{
+    uint64_t p[2], d[2], hot, other, ds, p1, d1;
+
+    join_four(p, d, 10);
+    run_kind(1, 400, &hot, &ds);
+    uint32_t kind = 1;
+
+    do { /* something that the other node has */
+        run_kind(++kind, 400, &other, &ds);
+    } while (other == hot);
+    uint64_t at_hot = hot == p[0] ? 1 : 2, at_other = 3 - at_hot;
+    uint32_t n_hot = 0;
+
+    for (uint32_t i = 0; i < 16; i++) {
+        start_kind(1, 400, false, &p1, &d1);
+        n_hot += p1 == hot;
+        uint64_t a = own_tokens(at_hot), b = own_tokens(at_other);
+
+        CHECK(a <= b + 400 && b <= a + 400);
+    }
+    CHECK(n_hot > 4 && n_hot <= 16);
+    /* Its own prefixes are worth as much as before. */
+    start_kind(kind, 400, false, &p1, &d1);
+    CHECK_EQ(p1, other);
+    end();
+}
+
+static void test_affinity_of_the_lost(void)
+{
+    uint64_t p[2], d[2], ps, ds, p1, d1;
+
+    join_four(p, d, 10);
+    uint32_t kind = 1;
+
+    do {
+        run_kind(++kind, 300, &ps, &ds);
+    } while (ps != p[0]);
+    bt_rt_on_session_lost(core, now, p[0], "gone");
+    drain();
+    run_kind(kind, 300, &p1, &d1);
+    CHECK_EQ(p1, p[1]);
+    /* Back under another instance: it has nothing, so the one that helped keeps the prompt. */
+    p[0] = join(BT_ROLE_PREFILL, 77, "p0");
+    report_cached(p[0], 10);
+    for (uint32_t i = 0; i < 4; i++) {
+        run_kind(kind, 300, &p1, &d1);
+        CHECK_EQ(p1, p[1]);
+    }
+    end();
+}
+
 /* Each allocation of a start fails once: nothing is left behind, the next start works. */
 static void test_memory(void)
 {
@@ -972,6 +1176,11 @@ int main(void)
     test_late_stats();
     test_late_prompt_logprobs();
     test_reconnect();
+    test_affinity();
+    test_affinity_needs_a_cache();
+    test_affinity_of_answers();
+    test_affinity_is_bounded();
+    test_affinity_of_the_lost();
     test_memory();
     return bt_test_done();
 }
