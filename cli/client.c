@@ -259,9 +259,14 @@ void bt_client_print_timings(const struct bt_inf_timings *t, const struct bt_inf
         fprintf(stderr, "%s%14s %9.2f ms  %s%s%s\n", dim, rows[i].name, rows[i].ms, rows[i].what,
                 rows[i].more, off);
     }
-    fprintf(
-        stderr,
-        "%s%14s %u prompt + %u answer; %u tokens (%.2f MiB of KV) moved from prefill to decode%s\n",
-        dim, "tokens", u->prompt_tokens, u->completion_tokens, u->transferred_tokens,
-        (double)t->transferred_bytes / (1024.0 * 1024.0), off);
+    char cached[48] = "";
+
+    if (u->cached_tokens > 0) {
+        snprintf(cached, sizeof cached, " (%u of them cached)", u->cached_tokens);
+    }
+    fprintf(stderr,
+            "%s%14s %u prompt%s + %u answer; %u tokens (%.2f MiB of KV) moved from prefill to "
+            "decode%s\n",
+            dim, "tokens", u->prompt_tokens, cached, u->completion_tokens, u->transferred_tokens,
+            (double)t->transferred_bytes / (1024.0 * 1024.0), off);
 }

@@ -61,6 +61,9 @@ static bool read_prompt(const struct bt_opt_result *res, struct bt_buf *out)
     if (res->n_positional > 0) {
         return true;
     }
+    if (isatty(STDIN_FILENO)) {
+        fprintf(stderr, "reading the text from the terminal; Ctrl-D ends it\n");
+    }
     while ((n = fread(chunk, 1, sizeof chunk, stdin)) > 0) {
         if (!bt_buf_add(out, chunk, n)) {
             return false;

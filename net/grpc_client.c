@@ -462,7 +462,8 @@ static void on_close(struct bt_http_stream *s, void *user, enum bt_http_close wh
     struct bt_grpc_end end = {.status = BT_GRPC_UNAVAILABLE, .message = text};
 
     if (s->rst_code == UINT32_MAX) {
-        (void)snprintf(text, sizeof text, "connection lost: %s", s->conn->lost);
+        (void)snprintf(text, sizeof text, "connection lost: %s",
+                       s->conn->lost[0] != '\0' ? s->conn->lost : "no gRPC on the other side");
     } else {
         (void)snprintf(text, sizeof text, "stream reset by the server (code %" PRIu32 ")",
                        s->rst_code);

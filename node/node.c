@@ -440,6 +440,10 @@ static void log_pool(const struct bt_engine_layout *l)
     }
     bt_log_info("node", "kv cache of %.0f MiB: room for %llu tokens (--kv-bytes)",
                 (double)bytes / 1048576.0, (unsigned long long)n_tokens);
+    if (bytes > bt_memory_usable()) {
+        bt_log_warn("node", "that is more than the %.0f MiB of memory that this process may use",
+                    (double)bt_memory_usable() / 1048576.0);
+    }
 }
 
 static enum bt_status start_engine(struct bt_node *n, struct bt_err *err)

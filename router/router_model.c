@@ -3,6 +3,7 @@
 #include "router/router_model.h"
 
 #include <string.h>
+#include <sys/stat.h>
 #include "base/log.h"
 #include "base/mem.h"
 #include "files/gguf.h"
@@ -52,8 +53,15 @@ enum bt_status bt_router_model_load(const char *path, struct bt_router_model *ou
                                     struct bt_err *err)
 {
     struct bt_err why = {0};
+    struct stat sb;
 
     *out = (struct bt_router_model){0};
+    if (stat(path, &sb) == 0 && !S_ISDIR(sb.st_mode) && !ends_with(path, ".gguf") &&
+        !ends_with(path, ".json")) {
+        return bt_err_set(err, BT_ERR_INVALID,
+                          "%s: neither a model directory nor a .gguf file nor a tokenizer.json",
+                          path);
+    }
     enum bt_status st = ends_with(path, ".gguf") ? load_gguf_tokenizer(path, &out->tok, err)
                                                  : bt_tokenizer_load(path, &out->tok, err);
 
