@@ -4,9 +4,9 @@
 Starts `baton up` with the wanted P:D ratio (or uses --server), sends streaming completions, and prints time to first
 token, inter-token latency, tokens a second, with commit and machine. Needs Python's standard library only.
 
-    bench/cluster.py --prefill 2 --decode 1 --rate 4 --requests 100
-    bench/cluster.py --server 127.0.0.1:8000 --rate 1,2,4,8 --csv out.csv
-    bench/cluster.py --model DIR_OR_GGUF --rate 2 -- --threads 1 --chunk-tokens 256
+    bench/cluster_load.py --prefill 2 --decode 1 --rate 4 --requests 100
+    bench/cluster_load.py --server 127.0.0.1:8000 --rate 1,2,4,8 --csv out.csv
+    bench/cluster_load.py --model DIR_OR_GGUF --rate 2 -- --threads 1 --chunk-tokens 256
 
 Times are measured from the moment at which a request was due, so a client that falls behind does not flatter the
 server. Tokens that arrive in one event count the gap before it once; TPOT is the mean over an answer.
@@ -107,7 +107,7 @@ class Up:
             if found:
                 return found.group(1)
             if self.proc.poll() is not None:
-                sys.exit(f"bench/cluster.py: baton up ended with {self.proc.returncode}:\n{text}")
+                sys.exit(f"bench/cluster_load.py: baton up ended with {self.proc.returncode}:\n{text}")
             time.sleep(0.05)
 
     def stop(self):
@@ -206,7 +206,7 @@ async def request_json(host, port, path, body=None):
     reply = await reader.read()
     writer.close()
     if status != 200:
-        sys.exit(f"bench/cluster.py: {path}: {status} {reply[:300]!r}")
+        sys.exit(f"bench/cluster_load.py: {path}: {status} {reply[:300]!r}")
     return json.loads(reply)
 
 
