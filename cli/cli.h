@@ -26,5 +26,7 @@ enum bt_cli_style {
 const char *bt_cli_style(int fd, enum bt_cli_style s);
 /* Columns of the terminal at fd; of no terminal: $COLUMNS, else 80. 40 to 240. */
 int bt_cli_width(int fd);
+/* Rows of it, 24 where there is none; at least 3. */
+int bt_cli_height(int fd);
 
 #endif

@@ -1,4 +1,4 @@
-/* baton status: the cluster as a table. */
+/* baton status: asks the router, once or every second, and shows what it says. */
 
 #include <stdio.h>
 #include <string.h>
@@ -6,10 +6,12 @@
 #include "base/clock.h"
 #include "cli/cli.h"
 #include "cli/client.h"
+#include "cli/status_draw.h"
 
-#define TIMEOUT_NS     (5 * BT_NS_PER_S)
-#define NAME_WIDTH_MIN 10
-#define ARENA_MAX      ((size_t)64 << 20)
+#define TIMEOUT_NS   (5 * BT_NS_PER_S)
+#define ARENA_MAX    ((size_t)64 << 20)
+#define PLAIN_WIDTH  200 /* of what goes into a file or a pipe */
+#define PLAIN_HEIGHT 2000
 
 struct status_cfg {
     struct bt_client_cfg conn;
@@ -22,97 +24,116 @@ static const struct bt_opt options[] = {
      "Show it again every second until Ctrl-C."},
 };
 
-/* The state up to its reason, which print_details() gives a line of its own. */
-static void print_node(const struct bt_inf_node *n, int width)
-{
-    uint32_t total = n->pages_free + n->pages_cached + n->pages_leased + n->pages_quarantined;
-    bool ready = strcmp(n->state, "ready") == 0;
-
-    printf("%-*s %-8s %s%-10.*s%s %7u %7u %8u %8u %8u %6u %6u  %.8s\n", width, n->name, n->role,
-           bt_cli_style(STDOUT_FILENO, ready ? BT_CLI_GREEN : BT_CLI_YELLOW),
-           (int)strcspn(n->state, ":"), n->state, bt_cli_style(STDOUT_FILENO, BT_CLI_PLAIN),
-           n->waiting, n->running, total, n->pages_free, n->pages_cached, n->pages_leased,
-           n->pages_quarantined, n->instance);
-}
-
-static void print_details(const struct bt_inf_node *n, int width)
-{
-    printf("%-*s %s; kv %s; model %s\n", width, n->name, n->backend, n->kv_layout, n->fingerprint);
-    if (strchr(n->state, ':') != NULL) {
-        printf("%-*s %s%s%s\n", width, "", bt_cli_style(STDOUT_FILENO, BT_CLI_YELLOW), n->state,
-               bt_cli_style(STDOUT_FILENO, BT_CLI_PLAIN));
-    }
-    if (n->transfer_address[0] != '\0') {
-        printf("%-*s takes KV pages at %s\n", width, "", n->transfer_address);
-    }
-    for (size_t i = 0; i < n->n_transports; i++) {
-        printf("%-*s kv with %s over %s\n", width, "", n->transports[i].peer,
-               n->transports[i].description);
-    }
-}
-
-static void print_cluster(const struct bt_inf_cluster *c)
-{
-    int width = NAME_WIDTH_MIN;
-
-    printf("%smodel %s%s, %u requests running, %u waiting, router %.8s\n\n",
-           bt_cli_style(STDOUT_FILENO, BT_CLI_BOLD), c->model,
-           bt_cli_style(STDOUT_FILENO, BT_CLI_PLAIN), c->requests_running, c->requests_waiting,
-           c->router_instance);
-    if (c->n_nodes == 0) {
-        printf("no nodes are connected\n");
-        return;
-    }
-    for (size_t i = 0; i < c->n_nodes; i++) {
-        int len = (int)strlen(c->nodes[i].name);
-
-        width = len > width ? len : width;
-    }
-    printf("%-*s %-8s %-10s %7s %7s %8s %8s %8s %6s %6s  %s\n", width, "node", "role", "state",
-           "waiting", "running", "KV pages", "free", "cached", "leased", "quar.", "instance");
-    for (size_t i = 0; i < c->n_nodes; i++) {
-        print_node(&c->nodes[i], width);
-    }
-    printf("\n");
-    for (size_t i = 0; i < c->n_nodes; i++) {
-        print_details(&c->nodes[i], width);
-    }
-}
-
-static enum bt_status show(struct bt_client *client, struct bt_err *err)
+/* One answer; it lives in the arena. */
+static enum bt_status ask(struct bt_client *client, struct bt_arena *arena,
+                          struct bt_inf_cluster *out, struct bt_err *err)
 {
     struct bt_buf request = {0}, reply = {0};
-    struct bt_arena arena;
-    struct bt_inf_cluster cluster;
-
-    bt_arena_init(&arena, ARENA_MAX);
     enum bt_status st =
         bt_client_unary(client, BT_INF_GET_CLUSTER, &request, &reply, TIMEOUT_NS, err);
 
     if (st == BT_OK) {
-        st = bt_inf_cluster_decode(reply.data, reply.len, &arena, &cluster, err);
+        st = bt_inf_cluster_decode(reply.data, reply.len, arena, out, err);
     }
-    if (st == BT_OK) {
-        print_cluster(&cluster);
-    }
-    bt_arena_fini(&arena);
     bt_buf_fini(&reply);
+    return st;
+}
+
+static enum bt_status show(struct bt_client *client, struct bt_err *err)
+{
+    struct bt_arena arena;
+    struct bt_inf_cluster c;
+    struct bt_buf out = {0};
+
+    bt_arena_init(&arena, ARENA_MAX);
+    enum bt_status st = ask(client, &arena, &c, err);
+
+    if (st == BT_OK) {
+        bt_status_table(&c, &out);
+        (void)fwrite(out.data, 1, out.len, stdout);
+    }
+    bt_buf_fini(&out);
+    bt_arena_fini(&arena);
+    return st;
+}
+
+/* ---- watch ---- */
+
+struct watch {
+    struct bt_client *client;
+    struct bt_status_sample before;
+    bool terminal, seen; /* an answer came once */
+};
+
+/* Writes over what was there, so that nothing flickers; below what is new, the screen is cleared. */
+static void paint(const struct watch *w, const struct bt_buf *text)
+{
+    if (!w->terminal) {
+        (void)fwrite(text->data, 1, text->len, stdout);
+        putchar('\n');
+        return;
+    }
+    printf("\033[H");
+    for (const char *p = text->data; *p != '\0';) {
+        size_t n = strcspn(p, "\n");
+
+        printf("%.*s\033[K%s", (int)n, p, p[n] == '\n' && p[n + 1] != '\0' ? "\n" : "");
+        p += n + (p[n] == '\n');
+    }
+    printf("\033[J");
+}
+
+static enum bt_status watch_once(struct watch *w, struct bt_err *err)
+{
+    struct bt_arena arena;
+    struct bt_inf_cluster c;
+    struct bt_status_sample now = {0};
+    struct bt_buf out = {0};
+    int width = w->terminal ? bt_cli_width(STDOUT_FILENO) : PLAIN_WIDTH;
+
+    bt_arena_init(&arena, ARENA_MAX);
+    enum bt_status st = ask(w->client, &arena, &c, err);
+
+    if (st == BT_OK) {
+        w->seen = true;
+        bt_status_sample_take(&now, &c, bt_clock_ns());
+        bt_status_screen(&c, &w->before, &now, width,
+                         w->terminal ? bt_cli_height(STDOUT_FILENO) : PLAIN_HEIGHT, &out);
+        w->before = now;
+    } else if (w->seen && st != BT_ERR_CANCELLED) {
+        bt_buf_addf(&out, "%.*s\n", width, err->msg); /* it may come back */
+        w->before = (struct bt_status_sample){0};
+        st = BT_OK;
+    }
+    if (st == BT_OK && !out.failed) {
+        paint(w, &out);
+        fflush(stdout);
+    }
+    bt_buf_fini(&out);
+    bt_arena_fini(&arena);
     return st;
 }
 
 static enum bt_status watch(struct bt_client *client, struct bt_err *err)
 {
+    struct watch w = {.client = client, .terminal = isatty(STDOUT_FILENO) != 0};
     enum bt_status st = bt_client_catch_interrupt(client);
+    bool stop = false;
 
-    while (st == BT_OK && !bt_client_interrupted(client)) {
+    if (w.terminal) {
+        printf("\033[2J");
+    }
+    while (st == BT_OK && !stop) {
         uint64_t until = bt_clock_ns() + BT_NS_PER_S;
 
-        printf("\033[H\033[2J");
-        st = show(client, err);
-        fflush(stdout);
-        while (st == BT_OK && bt_clock_ns() < until) {
+        st = watch_once(&w, err);
+        while (st == BT_OK && bt_clock_ns() < until && !stop) {
             bt_client_idle(client, 50 * BT_NS_PER_MS);
+            stop = bt_client_interrupted(client);
         }
+    }
+    if (w.terminal) {
+        putchar('\n');
     }
     return st == BT_ERR_CANCELLED ? BT_OK : st; /* Ctrl-C is how a watch ends */
 }

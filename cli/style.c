@@ -26,3 +26,11 @@ int bt_cli_width(int fd)
     width = width <= 0 ? 80 : width;
     return width < 40 ? 40 : width > 240 ? 240 : width;
 }
+
+int bt_cli_height(int fd)
+{
+    struct winsize w = {0};
+    int height = ioctl(fd, TIOCGWINSZ, &w) == 0 && w.ws_row > 0 ? w.ws_row : 24;
+
+    return height < 3 ? 3 : height;
+}

@@ -133,6 +133,8 @@ struct bt_inf_node {
         *fingerprint;
     uint32_t page_tokens, pages_free, pages_cached, pages_leased, pages_quarantined, waiting,
         running;
+    double prefill_tokens_per_s, decode_step_ms;
+    uint64_t transferred_bytes_total;
     size_t n_transports;
     const struct bt_inf_transport *transports;
 };
@@ -141,6 +143,7 @@ struct bt_inf_cluster {
     size_t n_nodes;
     const struct bt_inf_node *nodes;
     uint32_t requests_running, requests_waiting;
+    uint64_t requests_total, prompt_tokens_total, generated_tokens_total;
 };
 
 /* Decoders: BT_ERR_PROTOCOL: not such a message, or larger than the arena; err says which. */

@@ -620,6 +620,9 @@ static bool put_node(const struct bt_inf_node *n, Baton__V1__Node *p, struct bt_
     p->pages_quarantined = n->pages_quarantined;
     p->waiting = n->waiting;
     p->running = n->running;
+    p->prefill_tokens_per_s = n->prefill_tokens_per_s;
+    p->decode_step_ms = n->decode_step_ms;
+    p->transferred_bytes_total = n->transferred_bytes_total;
     p->n_transports = n->n_transports;
     for (size_t i = 0; i < n->n_transports; i++) {
         baton__v1__transport__init(&list[i]);
@@ -642,6 +645,9 @@ enum bt_status bt_inf_cluster_encode(const struct bt_inf_cluster *m, struct bt_b
     w.router_instance = text(m->router_instance);
     w.requests_running = m->requests_running;
     w.requests_waiting = m->requests_waiting;
+    w.requests_total = m->requests_total;
+    w.prompt_tokens_total = m->prompt_tokens_total;
+    w.generated_tokens_total = m->generated_tokens_total;
     w.n_nodes = m->n_nodes;
     w.nodes = bt_arena_alloc(&a, m->n_nodes * sizeof *w.nodes);
     bool ok = list != NULL && w.nodes != NULL;
@@ -679,6 +685,9 @@ static bool get_node(const Baton__V1__Node *p, struct bt_arena *arena, struct bt
         .pages_quarantined = p->pages_quarantined,
         .waiting = p->waiting,
         .running = p->running,
+        .prefill_tokens_per_s = p->prefill_tokens_per_s,
+        .decode_step_ms = p->decode_step_ms,
+        .transferred_bytes_total = p->transferred_bytes_total,
         .n_transports = p->n_transports,
         .transports = t,
     };
@@ -701,7 +710,16 @@ enum bt_status bt_inf_cluster_decode(const void *data, size_t n, struct bt_arena
             return bad(err, "GetClusterResponse");
         }
     }
-    *out = (struct bt_inf_cluster){m->model, m->router_instance,  m->n_nodes,
-                                   nodes,    m->requests_running, m->requests_waiting};
+    *out = (struct bt_inf_cluster){
+        .model = m->model,
+        .router_instance = m->router_instance,
+        .n_nodes = m->n_nodes,
+        .nodes = nodes,
+        .requests_running = m->requests_running,
+        .requests_waiting = m->requests_waiting,
+        .requests_total = m->requests_total,
+        .prompt_tokens_total = m->prompt_tokens_total,
+        .generated_tokens_total = m->generated_tokens_total,
+    };
     return BT_OK;
 }

@@ -2,6 +2,7 @@
 
 #include "router/cluster_view.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include "router/router_int.h"
@@ -38,6 +39,9 @@ static bool fill_node(const struct bt_router *r, struct bt_arena *a,
         .pages_quarantined = l->pages_quarantined,
         .waiting = l->waiting,
         .running = l->running,
+        .prefill_tokens_per_s = l->prefill_tokens_per_s,
+        .decode_step_ms = l->decode_step_ms,
+        .transferred_bytes_total = l->transferred_bytes,
         .n_transports = l->n_transports,
         .transports = t,
     };
@@ -66,7 +70,12 @@ enum bt_status bt_cluster_status(const struct bt_router *r, struct bt_arena *are
                                    .router_instance = hex(arena, r->instance),
                                    .nodes = nodes,
                                    .requests_running = s->running,
-                                   .requests_waiting = s->waiting};
+                                   .requests_waiting = s->waiting,
+                                   .prompt_tokens_total = r->metrics.prompt_tokens,
+                                   .generated_tokens_total = r->metrics.generated_tokens};
+    for (unsigned i = 0; i < BT_FINISHEDS; i++) {
+        out->requests_total += r->metrics.finished[i];
+    }
     if (nodes == NULL || out->router_instance == NULL) {
         return BT_ERR_NOMEM;
     }
@@ -85,6 +94,12 @@ static void put_text(struct bt_buf *b, const char *name, const char *value)
     bt_buf_addc(b, ',');
 }
 
+/* JSON has no infinity. */
+static double finite_or_0(double v)
+{
+    return isfinite(v) ? v : 0;
+}
+
 static void put_node(struct bt_buf *b, const struct bt_inf_node *n)
 {
     bt_buf_addc(b, '{');
@@ -99,9 +114,11 @@ static void put_node(struct bt_buf *b, const struct bt_inf_node *n)
     bt_buf_addf(
         b,
         "\"page_tokens\":%u,\"pages\":{\"free\":%u,\"cached\":%u,\"leased\":%u,\"quarantined\":%u},"
-        "\"waiting\":%u,\"running\":%u,\"transports\":[",
+        "\"waiting\":%u,\"running\":%u,\"prefill_tokens_per_s\":%.1f,\"decode_step_ms\":%.3f,"
+        "\"transferred_bytes_total\":%llu,\"transports\":[",
         n->page_tokens, n->pages_free, n->pages_cached, n->pages_leased, n->pages_quarantined,
-        n->waiting, n->running);
+        n->waiting, n->running, finite_or_0(n->prefill_tokens_per_s),
+        finite_or_0(n->decode_step_ms), (unsigned long long)n->transferred_bytes_total);
     for (size_t i = 0; i < n->n_transports; i++) {
         bt_buf_adds(b, i > 0 ? ",{" : "{");
         put_text(b, "peer", n->transports[i].peer);
@@ -130,9 +147,12 @@ enum bt_status bt_cluster_json(const struct bt_router *r, struct bt_buf *out)
         put_text(out, "router_instance", c.router_instance);
         bt_buf_addf(out,
                     "\"ready\":%s,\"draining\":%s,\"context\":%u,\"requests_running\":%u,"
-                    "\"requests_waiting\":%u,",
+                    "\"requests_waiting\":%u,\"requests_total\":%llu,\"prompt_tokens_total\":%llu,"
+                    "\"generated_tokens_total\":%llu,",
                     bt_rt_core_ready(r->core) ? "true" : "false", r->draining ? "true" : "false",
-                    bt_rt_core_context(r->core), c.requests_running, c.requests_waiting);
+                    bt_rt_core_context(r->core), c.requests_running, c.requests_waiting,
+                    (unsigned long long)c.requests_total, (unsigned long long)c.prompt_tokens_total,
+                    (unsigned long long)c.generated_tokens_total);
         bt_buf_adds(out, "\"nodes\":[");
         for (size_t i = 0; i < c.n_nodes; i++) {
             bt_buf_adds(out, i > 0 ? "," : "");

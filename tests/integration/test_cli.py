@@ -1,11 +1,14 @@
 """The baton command: up, complete, chat in a terminal, status."""
 
+import fcntl
 import os
 import pty
 import re
 import select
 import signal
+import struct
 import subprocess
+import termios
 import time
 
 import pytest
@@ -95,12 +98,39 @@ def test_status(up):
     assert "\x1b" not in r.stdout, "no colours outside a terminal"
 
 
+def test_status_watch_into_a_pipe(up):
+    p = subprocess.Popen([BATON, "status", "--watch", "--server", up.address], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    text = ""
+    while text.count("tokens/s written") < 2:
+        line = p.stdout.readline()
+        assert line, p.stderr.read()
+        text += line
+    p.send_signal(signal.SIGINT)
+    assert p.communicate(timeout=20 * SLOW) is not None and p.returncode == 0
+    assert "- tokens/s written" in text and "0.0 tokens/s written" in text, "no rate before the second answer"
+    assert "prefill-1" in text and "\x1b" not in text
+
+
+@pytest.mark.parametrize("rows,columns", [(40, 120), (12, 80), (5, 44), (3, 40)])
+def test_status_watch_fits_the_terminal(up, rows, columns):
+    t = Terminal("status", "--watch", "--server", up.address, rows=rows, columns=columns)
+    for _ in range(3):
+        t.expect(r"\x1b\[H")
+    frame = t.expect(r"(?s)(.*?)\x1b\[J").group(1)
+    lines = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", frame).split("\r\n")
+    assert len(lines) <= rows and max(map(len, lines)) <= columns, lines
+    assert "running" in frame and "\x1b[32m" in frame or rows < 5
+    t.send("\x03")
+    assert t.wait() == 0
+
+
 class Terminal:
     """A program on a pseudo terminal."""
 
-    def __init__(self, *args):
+    def __init__(self, *args, rows=24, columns=80):
         self.pid, self.fd = pty.fork()
         if self.pid == 0:
+            fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
             os.execv(BATON, [BATON, *args])
         self.seen = ""
 

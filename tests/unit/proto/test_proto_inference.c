@@ -160,21 +160,30 @@ static void test_cluster(void)
                                    .pages_free = 5,
                                    .n_transports = 1,
                                    .transports = &t},
-                                  {.name = "d0", .role = "decode", .running = 2}};
+                                  {.name = "d0",
+                                   .role = "decode",
+                                   .running = 2,
+                                   .decode_step_ms = 1.5,
+                                   .transferred_bytes_total = 1ull << 40}};
     struct bt_inf_cluster out;
     struct bt_inf_model model = {"m", 512};
     struct bt_inf_models models;
 
     bt_buf_clear(&buf);
-    CHECK_EQ(bt_inf_cluster_encode(&(struct bt_inf_cluster){"m", "00ff", 2, nodes, 3, 4}, &buf),
-             BT_OK);
+    CHECK_EQ(
+        bt_inf_cluster_encode(&(struct bt_inf_cluster){"m", "00ff", 2, nodes, 3, 4, 5, 6, 7}, &buf),
+        BT_OK);
     CHECK_EQ(bt_inf_cluster_decode(buf.data, buf.len, &arena, &out, &err), BT_OK);
     CHECK_EQ(out.n_nodes, 2);
     CHECK_STR(out.nodes[0].transports[0].description, "tcp/lo");
     CHECK_EQ(out.nodes[0].pages_free, 5);
     CHECK_STR(out.nodes[1].backend, "");
     CHECK_EQ(out.nodes[1].running, 2);
+    CHECK(out.nodes[1].decode_step_ms == 1.5 && out.nodes[0].prefill_tokens_per_s == 0);
+    CHECK_EQ(out.nodes[1].transferred_bytes_total, 1ull << 40);
     CHECK(out.requests_running == 3 && out.requests_waiting == 4);
+    CHECK(out.requests_total == 5 && out.prompt_tokens_total == 6);
+    CHECK_EQ(out.generated_tokens_total, 7);
     bt_buf_clear(&buf);
     CHECK_EQ(bt_inf_models_encode(&(struct bt_inf_models){1, &model}, &buf), BT_OK);
     CHECK_EQ(bt_inf_models_decode(buf.data, buf.len, &arena, &models, &err), BT_OK);
