@@ -52,7 +52,7 @@ static bool history_add(struct chat *ch, const char *role, const char *content)
         return false;
     }
     ch->memory[ch->n] = copy;
-    ch->messages[ch->n++] = (struct bt_inf_message){role, copy};
+    ch->messages[ch->n++] = (struct bt_inf_message){.role = role, .content = copy};
     return true;
 }
 
@@ -70,9 +70,9 @@ static void on_delta(void *arg, const struct bt_inf_generated *m)
 {
     struct chat *ch = arg;
 
-    fputs(m->text, stdout);
+    fwrite(m->text, 1, m->text_len, stdout);
     fflush(stdout);
-    (void)bt_buf_adds(&ch->answer, m->text); /* answer.failed tells */
+    (void)bt_buf_add(&ch->answer, m->text, m->text_len); /* answer.failed tells */
     if (m->has_usage) {
         ch->usage = m->usage;
     }

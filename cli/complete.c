@@ -34,9 +34,9 @@ static void on_delta(void *arg, const struct bt_inf_generated *m)
 {
     struct printing *p = arg;
 
-    fputs(m->text, stdout);
+    fwrite(m->text, 1, m->text_len, stdout);
     fflush(stdout);
-    p->any = p->any || m->text[0] != '\0';
+    p->any = p->any || m->text_len > 0;
     if (m->has_usage) {
         p->has_usage = true;
         p->usage = m->usage;
@@ -77,10 +77,12 @@ static int complete(const struct complete_cfg *cfg, const struct bt_buf *prompt)
     struct bt_client *c = NULL;
     struct bt_err err = {0};
     struct printing p = {0};
-    struct bt_inf_message message = {"user", prompt->data};
+    struct bt_inf_message message = {
+        .role = "user", .content = prompt->data, .content_len = prompt->len};
     struct bt_inf_generate req = {
         .input = cfg->chat ? BT_INF_CHAT : BT_INF_TEXT,
         .text = prompt->data,
+        .text_len = prompt->len,
         .n_messages = 1,
         .messages = &message,
         .sampling = bt_cli_sampling_resolve(&cfg->sampling),

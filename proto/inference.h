@@ -4,7 +4,8 @@
 /* Messages of baton.v1.Inference as plain structs, both directions: the router decodes requests and
  * encodes answers, clients the reverse (baton/v1/inference.proto has the meaning of each field).
  * What a decoder returns lives in the caller's arena until that is reset; encoders append to a
- * bt_buf. No string is NULL after decoding; NULL encodes as "". Texts are not checked to be UTF-8.
+ * bt_buf. No string is NULL after decoding; NULL encodes as "". Texts are not checked to be UTF-8,
+ * and may hold NUL: their lengths are told. To encode a text up to its first NUL, leave its length 0.
  * Any thread. */
 
 #include <stdbool.h>
@@ -38,6 +39,7 @@ struct bt_inf_sampling {
     bool ignore_eos;
     size_t n_stop;
     const char *const *stop;
+    const size_t *stop_len; /* NULL when encoding: each ends at its NUL */
     size_t n_stop_token_ids;
     const uint32_t *stop_token_ids;
     size_t n_logit_bias;
@@ -46,6 +48,7 @@ struct bt_inf_sampling {
 
 struct bt_inf_message {
     const char *role, *content;
+    size_t role_len, content_len;
 };
 
 enum bt_inf_input { BT_INF_NO_INPUT, BT_INF_TEXT, BT_INF_TOKEN_IDS, BT_INF_CHAT };
@@ -53,7 +56,8 @@ enum bt_inf_input { BT_INF_NO_INPUT, BT_INF_TEXT, BT_INF_TOKEN_IDS, BT_INF_CHAT 
 struct bt_inf_generate {
     const char *request_id, *model;
     enum bt_inf_input input;
-    const char *text;   /* TEXT */
+    const char *text; /* TEXT */
+    size_t text_len;
     size_t n_token_ids; /* TOKEN_IDS */
     const uint32_t *token_ids;
     size_t n_messages; /* CHAT */
@@ -69,6 +73,7 @@ struct bt_inf_logprob {
     uint32_t id;
     const char *text;
     float logprob;
+    size_t text_len;
 };
 struct bt_inf_logprobs {
     struct bt_inf_logprob chosen;
@@ -90,6 +95,7 @@ struct bt_inf_timings {
 struct bt_inf_generated {
     uint32_t index;
     const char *text;
+    size_t text_len;
     size_t n_token_ids;
     const uint32_t *token_ids;
     size_t n_logprobs;
@@ -103,6 +109,7 @@ struct bt_inf_generated {
 
 struct bt_inf_tokenize {
     const char *model, *text;
+    size_t text_len;
     bool add_special_tokens, parse_special;
 };
 struct bt_inf_detokenize {
@@ -167,9 +174,9 @@ enum bt_status bt_inf_abort_decode(const void *data, size_t n, struct bt_arena *
 enum bt_status bt_inf_aborted_encode(bool found, struct bt_buf *out) BT_NODISCARD;
 enum bt_status bt_inf_aborted_decode(const void *data, size_t n, struct bt_arena *arena,
                                      bool *found, struct bt_err *err) BT_NODISCARD;
-enum bt_status bt_inf_text_encode(const char *text, struct bt_buf *out) BT_NODISCARD;
+enum bt_status bt_inf_text_encode(const char *text, size_t len, struct bt_buf *out) BT_NODISCARD;
 enum bt_status bt_inf_text_decode(const void *data, size_t n, struct bt_arena *arena,
-                                  const char **text, struct bt_err *err) BT_NODISCARD;
+                                  const char **text, size_t *len, struct bt_err *err) BT_NODISCARD;
 /* ListModelsRequest and GetClusterRequest are empty: send no bytes. */
 
 /* Serialised FileDescriptorSet of inference.proto, for reflection. Static storage. */

@@ -29,6 +29,23 @@ static char *text(const char *s)
     return u.out;
 }
 
+/* Text that may hold NUL. */
+static ProtobufCBinaryData bytes(const char *s, size_t len)
+{
+    union {
+        const char *in;
+        uint8_t *out;
+    } u = {.in = s != NULL ? s : ""};
+
+    return (ProtobufCBinaryData){len > 0 ? len : strlen(u.in), u.out};
+}
+
+/* Ends in a NUL: pb_arena.c. */
+static const char *chars(const ProtobufCBinaryData *b)
+{
+    return b->len > 0 ? (const char *)b->data : "";
+}
+
 static uint32_t *numbers(const uint32_t *v)
 {
     union {
@@ -86,15 +103,23 @@ static enum bt_status get_sampling(const pb_sampling *p, struct bt_arena *arena,
     s->min_tokens = p->min_tokens;
     s->ignore_eos = p->ignore_eos != 0;
     s->n_stop = p->n_stop;
-    s->stop = (const char *const *)p->stop;
     s->n_stop_token_ids = p->n_stop_token_ids;
     s->stop_token_ids = p->stop_token_ids;
     s->n_logit_bias = p->n_logit_bias;
     struct bt_inf_bias *bias = bt_arena_alloc(arena, p->n_logit_bias * sizeof *bias);
 
-    if (bias == NULL) {
+    const char **stop = bt_arena_alloc(arena, p->n_stop * sizeof *stop);
+    size_t *stop_len = bt_arena_alloc(arena, p->n_stop * sizeof *stop_len);
+
+    if (bias == NULL || stop == NULL || stop_len == NULL) {
         return BT_ERR_NOMEM;
     }
+    for (size_t i = 0; i < p->n_stop; i++) {
+        stop[i] = chars(&p->stop[i]);
+        stop_len[i] = p->stop[i].len;
+    }
+    s->stop = stop;
+    s->stop_len = stop_len;
     for (size_t i = 0; i < p->n_logit_bias; i++) {
         bias[i] = (struct bt_inf_bias){p->logit_bias[i]->key, p->logit_bias[i]->value};
     }
@@ -111,7 +136,10 @@ static enum bt_status get_messages(const Baton__V1__Chat *p, struct bt_arena *ar
         return BT_ERR_NOMEM;
     }
     for (size_t i = 0; i < p->n_messages; i++) {
-        m[i] = (struct bt_inf_message){p->messages[i]->role, p->messages[i]->content};
+        const Baton__V1__Message *from = p->messages[i];
+
+        m[i] = (struct bt_inf_message){chars(&from->role), chars(&from->content), from->role.len,
+                                       from->content.len};
     }
     out->n_messages = p->n_messages;
     out->messages = m;
@@ -139,7 +167,8 @@ enum bt_status bt_inf_generate_decode(const void *data, size_t n, struct bt_aren
     switch (m->input_case) {
     case BATON__V1__GENERATE_REQUEST__INPUT_TEXT:
         out->input = BT_INF_TEXT;
-        out->text = m->text;
+        out->text = chars(&m->text);
+        out->text_len = m->text.len;
         break;
     case BATON__V1__GENERATE_REQUEST__INPUT_TOKEN_IDS:
         out->input = BT_INF_TOKEN_IDS;
@@ -191,7 +220,7 @@ static bool put_sampling(const struct bt_inf_sampling *s, pb_sampling *p, struct
         return false;
     }
     for (size_t i = 0; i < s->n_stop; i++) {
-        p->stop[i] = text(s->stop[i]);
+        p->stop[i] = bytes(s->stop[i], s->stop_len != NULL ? s->stop_len[i] : 0);
     }
     for (size_t i = 0; i < s->n_logit_bias; i++) {
         baton__v1__sampling_params__logit_bias_entry__init(&e[i]);
@@ -213,8 +242,8 @@ static bool put_messages(const struct bt_inf_generate *m, Baton__V1__Chat *chat,
     }
     for (size_t i = 0; i < m->n_messages; i++) {
         baton__v1__message__init(&list[i]);
-        list[i].role = text(m->messages[i].role);
-        list[i].content = text(m->messages[i].content);
+        list[i].role = bytes(m->messages[i].role, m->messages[i].role_len);
+        list[i].content = bytes(m->messages[i].content, m->messages[i].content_len);
         chat->messages[i] = &list[i];
     }
     return true;
@@ -245,7 +274,7 @@ enum bt_status bt_inf_generate_encode(const struct bt_inf_generate *m, struct bt
         break;
     case BT_INF_TEXT:
         w.input_case = BATON__V1__GENERATE_REQUEST__INPUT_TEXT;
-        w.text = text(m->text);
+        w.text = bytes(m->text, m->text_len);
         break;
     case BT_INF_TOKEN_IDS:
         w.input_case = BATON__V1__GENERATE_REQUEST__INPUT_TOKEN_IDS;
@@ -267,7 +296,7 @@ enum bt_status bt_inf_generate_encode(const struct bt_inf_generate *m, struct bt
 static struct bt_inf_logprob get_logprob(const Baton__V1__TokenLogprob *p)
 {
     return p == NULL ? (struct bt_inf_logprob){.text = ""}
-                     : (struct bt_inf_logprob){p->id, p->text, p->logprob};
+                     : (struct bt_inf_logprob){p->id, chars(&p->text), p->logprob, p->text.len};
 }
 
 static bool get_logprobs(const pb_response *m, struct bt_arena *arena, struct bt_inf_generated *out)
@@ -322,7 +351,8 @@ enum bt_status bt_inf_generated_decode(const void *data, size_t n, struct bt_are
         return bad(err, "GenerateResponse");
     }
     *out = (struct bt_inf_generated){.index = m->index,
-                                     .text = m->text,
+                                     .text = chars(&m->text),
+                                     .text_len = m->text.len,
                                      .n_token_ids = m->n_token_ids,
                                      .token_ids = m->token_ids,
                                      .finish_reason = m->finish_reason};
@@ -342,7 +372,7 @@ static void put_logprob(const struct bt_inf_logprob *l, Baton__V1__TokenLogprob 
 {
     baton__v1__token_logprob__init(p);
     p->id = l->id;
-    p->text = text(l->text);
+    p->text = bytes(l->text, l->text_len);
     p->logprob = l->logprob;
 }
 
@@ -401,7 +431,7 @@ enum bt_status bt_inf_generated_encode(const struct bt_inf_generated *m, struct 
 
     bt_arena_init(&a, ENCODE_ARENA_MAX);
     w.index = m->index;
-    w.text = text(m->text);
+    w.text = bytes(m->text, m->text_len);
     w.n_token_ids = m->n_token_ids;
     w.token_ids = numbers(m->token_ids);
     w.finish_reason = text(m->finish_reason);
@@ -426,7 +456,7 @@ enum bt_status bt_inf_tokenize_encode(const struct bt_inf_tokenize *m, struct bt
     Baton__V1__TokenizeRequest w = BATON__V1__TOKENIZE_REQUEST__INIT;
 
     w.model = text(m->model);
-    w.text = text(m->text);
+    w.text = bytes(m->text, m->text_len);
     w.add_special_tokens = m->add_special_tokens;
     w.parse_special = m->parse_special;
     return bt_pb_pack(&w.base, out);
@@ -441,8 +471,8 @@ enum bt_status bt_inf_tokenize_decode(const void *data, size_t n, struct bt_aren
     if (m == NULL) {
         return bad(err, "TokenizeRequest");
     }
-    *out = (struct bt_inf_tokenize){m->model, m->text, m->add_special_tokens != 0,
-                                    m->parse_special != 0};
+    *out = (struct bt_inf_tokenize){m->model, chars(&m->text), m->text.len,
+                                    m->add_special_tokens != 0, m->parse_special != 0};
     return BT_OK;
 }
 
@@ -492,16 +522,16 @@ enum bt_status bt_inf_detokenize_decode(const void *data, size_t n, struct bt_ar
     return BT_OK;
 }
 
-enum bt_status bt_inf_text_encode(const char *s, struct bt_buf *out)
+enum bt_status bt_inf_text_encode(const char *s, size_t len, struct bt_buf *out)
 {
     Baton__V1__DetokenizeResponse w = BATON__V1__DETOKENIZE_RESPONSE__INIT;
 
-    w.text = text(s);
+    w.text = bytes(s, len);
     return bt_pb_pack(&w.base, out);
 }
 
 enum bt_status bt_inf_text_decode(const void *data, size_t n, struct bt_arena *arena,
-                                  const char **out, struct bt_err *err)
+                                  const char **out, size_t *len, struct bt_err *err)
 {
     ProtobufCAllocator pa = bt_pb_arena(arena);
     Baton__V1__DetokenizeResponse *m = baton__v1__detokenize_response__unpack(&pa, n, data);
@@ -509,7 +539,8 @@ enum bt_status bt_inf_text_decode(const void *data, size_t n, struct bt_arena *a
     if (m == NULL) {
         return bad(err, "DetokenizeResponse");
     }
-    *out = m->text;
+    *out = chars(&m->text);
+    *len = m->text.len;
     return BT_OK;
 }
 
@@ -606,7 +637,7 @@ static bool put_node(const struct bt_inf_node *n, Baton__V1__Node *p, struct bt_
         return false;
     }
     p->name = text(n->name);
-    p->role = text(n->role);
+    p->role = bytes(n->role, 0);
     p->instance = text(n->instance);
     p->state = text(n->state);
     p->backend = text(n->backend);
@@ -671,7 +702,7 @@ static bool get_node(const Baton__V1__Node *p, struct bt_arena *arena, struct bt
     }
     *n = (struct bt_inf_node){
         .name = p->name,
-        .role = p->role,
+        .role = chars(&p->role),
         .instance = p->instance,
         .state = p->state,
         .backend = p->backend,

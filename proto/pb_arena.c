@@ -3,9 +3,15 @@
 
 #include "proto/pb_arena_int.h"
 
+/* A NUL behind each block: `bytes` that are text can be used as strings. */
 static void *pb_alloc(void *arg, size_t n)
 {
-    return bt_arena_alloc(arg, n);
+    char *p = n < SIZE_MAX ? bt_arena_alloc(arg, n + 1) : NULL;
+
+    if (p != NULL) {
+        p[n] = '\0';
+    }
+    return p;
 }
 
 static void pb_free(void *arg, void *p)

@@ -96,13 +96,12 @@ static void on_close(struct bt_grpc_call *call, void *user, const struct bt_grpc
 /* ---- answers of Generate ---- */
 
 /* Text of a token for log-probabilities: whole characters only, the field is a string. */
-static const char *token_text(const struct rpc *c, struct bt_arena *a, uint32_t id)
+static struct bt_inf_logprob logprob_of(const struct rpc *c, struct bt_arena *a, uint32_t id,
+                                        float logprob)
 {
     struct bt_buf b = {0};
     size_t n = 0;
     const char *s = bt_tokenizer_token_text(c->r->tok, id, &n);
-    const char *out = NULL;
-
     for (size_t i = 0; i < n;) {
         uint32_t cp;
         unsigned len = bt_utf8_decode(s + i, n - i, &cp);
@@ -110,7 +109,14 @@ static const char *token_text(const struct rpc *c, struct bt_arena *a, uint32_t 
         bt_buf_add(&b, len > 0 ? s + i : "\xef\xbf\xbd", len > 0 ? len : 3);
         i += len > 0 ? len : 1;
     }
-    out = b.failed ? NULL : bt_arena_strndup(a, b.data != NULL ? b.data : "", b.len);
+    char *text = b.failed ? NULL : bt_arena_alloc(a, b.len + 1);
+
+    if (text != NULL) {
+        memcpy(text, b.len > 0 ? b.data : "", b.len);
+        text[b.len] = '\0';
+    }
+    struct bt_inf_logprob out = {id, text, logprob, b.len};
+
     bt_buf_fini(&b);
     return out;
 }
@@ -128,11 +134,9 @@ static bool fill_logprobs(const struct rpc *c, struct bt_arena *a, const struct 
             return false;
         }
         for (uint32_t k = 0; k < s->n_top; k++) {
-            top[k] = (struct bt_inf_logprob){s->top[k].token, token_text(c, a, s->top[k].token),
-                                             s->top[k].logprob};
+            top[k] = logprob_of(c, a, s->top[k].token, s->top[k].logprob);
         }
-        list[i] = (struct bt_inf_logprobs){
-            {s->token, token_text(c, a, s->token), s->logprob}, s->n_top, top};
+        list[i] = (struct bt_inf_logprobs){logprob_of(c, a, s->token, s->logprob), s->n_top, top};
     }
     m->n_logprobs = list != NULL ? p->n_tokens : 0;
     m->logprobs = list;
@@ -148,9 +152,9 @@ static bool encode_piece(struct rpc *c, struct bt_gen *g, const struct bt_gen_pi
 
     bt_arena_init(&a, REQUEST_ARENA);
     uint32_t *ids = bt_arena_alloc(&a, p->n_tokens * sizeof *ids);
-    char *text = bt_arena_strndup(&a, p->text, p->len);
     struct bt_inf_generated m = {.index = p->index,
-                                 .text = text,
+                                 .text = p->len > 0 ? p->text : "",
+                                 .text_len = p->len,
                                  .n_token_ids = p->n_tokens,
                                  .token_ids = ids,
                                  .finish_reason = finish[p->finish]};
@@ -168,7 +172,7 @@ static bool encode_piece(struct rpc *c, struct bt_gen *g, const struct bt_gen_pi
         m.timings = bt_gen_timings(g);
     }
     bt_buf_clear(&c->answer);
-    ok = ok && ids != NULL && text != NULL && bt_inf_generated_encode(&m, &c->answer) == BT_OK;
+    ok = ok && ids != NULL && bt_inf_generated_encode(&m, &c->answer) == BT_OK;
     bt_arena_fini(&a);
     return ok;
 }
@@ -225,8 +229,8 @@ static bool prepare_chat(struct rpc *c)
         return bt_api_fail(&c->err, BT_API_INTERNAL, NULL, "out of memory");
     }
     for (size_t i = 0; i < m->n_messages; i++) {
-        list[i] = (struct bt_chat_msg){m->messages[i].role, strlen(m->messages[i].role),
-                                       m->messages[i].content, strlen(m->messages[i].content)};
+        list[i] = (struct bt_chat_msg){m->messages[i].role, m->messages[i].role_len,
+                                       m->messages[i].content, m->messages[i].content_len};
     }
     return bt_prompt_from_chat(&c->env,
                                &(struct bt_prompt_chat){.messages = list,
@@ -248,7 +252,7 @@ static bool prepare_generate(struct rpc *c)
         return bt_api_fail(&c->err, BT_API_INVALID, "input",
                            "input: none of text, token_ids and chat is set");
     case BT_INF_TEXT:
-        return bt_prompt_from_text(&c->env, m->text, strlen(m->text), true, c->prompt, &c->err);
+        return bt_prompt_from_text(&c->env, m->text, m->text_len, true, c->prompt, &c->err);
     case BT_INF_TOKEN_IDS:
         c->prompt->ids = bt_alloc(m->n_token_ids * sizeof *c->prompt->ids);
         if (c->prompt->ids == NULL || m->n_token_ids > UINT32_MAX) {
@@ -272,7 +276,7 @@ static bool prepare_tokenize(struct rpc *c)
                      (m->parse_special ? BT_TOK_PARSE_SPECIAL : 0u);
     struct bt_ids ids = {0};
     struct bt_err err = {0};
-    bool ok = bt_tokenizer_encode(c->env.tok, m->text, strlen(m->text), flags, &ids, &err) == BT_OK;
+    bool ok = bt_tokenizer_encode(c->env.tok, m->text, m->text_len, flags, &ids, &err) == BT_OK;
 
     if (!ok) {
         (void)bt_api_fail(&c->err, BT_API_INVALID, "text", "text: %s", err.msg);
@@ -294,7 +298,7 @@ static bool prepare_detokenize(struct rpc *c)
 
     if (!ok) {
         (void)bt_api_fail(&c->err, BT_API_INVALID, "ids", "ids: %s", err.msg);
-    } else if (bt_inf_text_encode(text.data, &c->answer) != BT_OK) {
+    } else if (bt_inf_text_encode(text.data, text.len, &c->answer) != BT_OK) {
         ok = bt_api_fail(&c->err, BT_API_INTERNAL, NULL, "out of memory");
     }
     bt_buf_fini(&text);
@@ -339,7 +343,7 @@ static bool take_params(const struct bt_inf_generate *m, struct bt_params *p, st
     p->timings = m->timings;
     p->priority = m->priority;
     for (size_t i = 0; i < s->n_stop; i++) {
-        if (!bt_params_add_stop(p, s->stop[i], strlen(s->stop[i]), e)) {
+        if (!bt_params_add_stop(p, s->stop[i], s->stop_len[i], e)) {
             return false;
         }
     }

@@ -1,5 +1,6 @@
 /* Inference messages: what one side encodes the other reads back, presence included. */
 
+#include <string.h>
 #include "base/arena.h"
 #include "base/mem.h"
 #include "proto/inference.h"
@@ -11,7 +12,8 @@ static struct bt_err err;
 
 static void test_generate(void)
 {
-    const char *stop[] = {"\n\n", "END"};
+    const char *stop[] = {"\n\n", "END\0"};
+    const size_t stop_len[] = {2, 4};
     uint32_t ids[] = {1, 0, 300000};
     struct bt_inf_bias bias[] = {{7, -1.5f}, {9, 100.0f}};
     struct bt_inf_generate in = {
@@ -31,6 +33,7 @@ static void test_generate(void)
                      .ignore_eos = true,
                      .n_stop = 2,
                      .stop = stop,
+                     .stop_len = stop_len,
                      .n_stop_token_ids = 3,
                      .stop_token_ids = ids,
                      .n_logit_bias = 2,
@@ -56,6 +59,7 @@ static void test_generate(void)
     CHECK(out.sampling.ignore_eos);
     CHECK_EQ(out.sampling.n_stop, 2);
     CHECK_STR(out.sampling.stop[1], "END");
+    CHECK(out.sampling.stop_len[0] == 2 && out.sampling.stop_len[1] == 4);
     CHECK_EQ(out.sampling.n_stop_token_ids, 3);
     CHECK_EQ(out.sampling.n_logit_bias, 2);
     CHECK(out.sampling.logit_bias[0].token == 7 && out.sampling.logit_bias[0].bias == -1.5f);
@@ -63,7 +67,9 @@ static void test_generate(void)
 
 static void test_chat(void)
 {
-    struct bt_inf_message messages[] = {{"system", "Be brief."}, {"user", "h\xc3\xa9"}};
+    struct bt_inf_message messages[] = {
+        {.role = "system", .content = "Be brief."},
+        {.role = "user", .content = "h\xc3\xa9\0!", .content_len = 5}};
     struct bt_inf_generate out;
 
     bt_buf_clear(&buf);
@@ -76,18 +82,20 @@ static void test_chat(void)
     CHECK_EQ(out.input, BT_INF_CHAT);
     CHECK_EQ(out.n_messages, 2);
     CHECK_STR(out.messages[0].role, "system");
-    CHECK_STR(out.messages[1].content, "h\xc3\xa9");
+    CHECK_EQ(out.messages[1].content_len, 5);
+    CHECK(memcmp(out.messages[1].content, "h\xc3\xa9\0!", 6) == 0);
     CHECK(!out.has_logprobs);
 }
 
 static void test_generated(void)
 {
-    struct bt_inf_logprob top[] = {{5, "a", -0.25f}, {6, "b", -2.0f}};
-    struct bt_inf_logprobs lp = {{6, "b", -2.0f}, 2, top};
+    struct bt_inf_logprob top[] = {{5, "a", -0.25f, 1}, {6, "\0b", -2.0f, 2}};
+    struct bt_inf_logprobs lp = {{6, "b", -2.0f, 0}, 2, top};
     uint32_t id = 6;
     struct bt_inf_generated in = {
         .index = 3,
-        .text = "b",
+        .text = "b\0c",
+        .text_len = 3,
         .n_token_ids = 1,
         .token_ids = &id,
         .n_logprobs = 1,
@@ -104,7 +112,9 @@ static void test_generated(void)
     CHECK_EQ(bt_inf_generated_decode(buf.data, buf.len, &arena, &out, &err), BT_OK);
     CHECK_EQ(out.index, 3);
     CHECK_STR(out.finish_reason, "length");
+    CHECK(out.text_len == 3 && memcmp(out.text, "b\0c", 4) == 0);
     CHECK_EQ(out.n_logprobs, 1);
+    CHECK_EQ(out.logprobs[0].top[1].text_len, 2);
     CHECK_EQ(out.logprobs[0].chosen.id, 6);
     CHECK_STR(out.logprobs[0].top[0].text, "a");
     CHECK(out.logprobs[0].top[1].logprob == -2.0f);
@@ -116,6 +126,7 @@ static void test_generated(void)
 static void test_small(void)
 {
     const char *s = NULL;
+    size_t len = 0;
     bool found = false;
     struct bt_inf_tokenize tok;
     struct bt_inf_detokenize detok;
@@ -131,11 +142,12 @@ static void test_small(void)
     CHECK_EQ(bt_inf_aborted_decode(buf.data, buf.len, &arena, &found, &err), BT_OK);
     CHECK(found);
     bt_buf_clear(&buf);
-    CHECK_EQ(bt_inf_text_encode("t", &buf), BT_OK);
-    CHECK_EQ(bt_inf_text_decode(buf.data, buf.len, &arena, &s, &err), BT_OK);
-    CHECK_STR(s, "t");
+    CHECK_EQ(bt_inf_text_encode("t\0u", 3, &buf), BT_OK);
+    CHECK_EQ(bt_inf_text_decode(buf.data, buf.len, &arena, &s, &len, &err), BT_OK);
+    CHECK(len == 3 && memcmp(s, "t\0u", 4) == 0);
     bt_buf_clear(&buf);
-    CHECK_EQ(bt_inf_tokenize_encode(&(struct bt_inf_tokenize){NULL, "abc", true, false}, &buf),
+    CHECK_EQ(bt_inf_tokenize_encode(
+                 &(struct bt_inf_tokenize){.text = "abc", .add_special_tokens = true}, &buf),
              BT_OK);
     CHECK_EQ(bt_inf_tokenize_decode(buf.data, buf.len, &arena, &tok, &err), BT_OK);
     CHECK(tok.add_special_tokens && !tok.parse_special);

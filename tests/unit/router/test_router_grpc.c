@@ -229,19 +229,36 @@ static void test_others(void)
     struct bt_inf_models models;
     struct bt_inf_cluster cluster;
     const char *text = NULL;
+    size_t len = 0;
     uint32_t list[] = {259, 260};
 
     fake_start(&c, 1, 1);
     bt_arena_init(&a, 1 << 20);
-    CHECK_EQ(bt_inf_tokenize_encode(&(struct bt_inf_tokenize){NULL, "ab", true, false}, &b), BT_OK);
+    CHECK_EQ(bt_inf_tokenize_encode(
+                 &(struct bt_inf_tokenize){.text = "ab", .add_special_tokens = true}, &b),
+             BT_OK);
     run(&r, BT_INF_TOKENIZE, &b, 0, NULL);
     CHECK_EQ(bt_inf_ids_decode(r.raw.data, r.raw.len, &a, &ids, &err), BT_OK);
     CHECK(ids.n_ids == 3 && ids.ids[0] == FAKE_BOS && ids.ids[2] == 260);
     bt_buf_fini(&r.raw);
     CHECK_EQ(bt_inf_detokenize_encode(&(struct bt_inf_detokenize){NULL, 2, list, true}, &b), BT_OK);
     run(&r, BT_INF_DETOKENIZE, &b, 0, NULL);
-    CHECK_EQ(bt_inf_text_decode(r.raw.data, r.raw.len, &a, &text, &err), BT_OK);
+    CHECK_EQ(bt_inf_text_decode(r.raw.data, r.raw.len, &a, &text, &len, &err), BT_OK);
     CHECK_STR(text, "ab");
+    bt_buf_fini(&r.raw);
+    /* NUL is a character like others, both ways. */
+    CHECK_EQ(bt_inf_tokenize_encode(&(struct bt_inf_tokenize){.text = "a\0b", .text_len = 3}, &b),
+             BT_OK);
+    run(&r, BT_INF_TOKENIZE, &b, 0, NULL);
+    CHECK_EQ(bt_inf_ids_decode(r.raw.data, r.raw.len, &a, &ids, &err), BT_OK);
+    CHECK_EQ(ids.n_ids, 3);
+    CHECK_EQ(bt_inf_detokenize_encode(
+                 &(struct bt_inf_detokenize){.n_ids = ids.n_ids, .ids = ids.ids}, &b),
+             BT_OK);
+    bt_buf_fini(&r.raw);
+    run(&r, BT_INF_DETOKENIZE, &b, 0, NULL);
+    CHECK_EQ(bt_inf_text_decode(r.raw.data, r.raw.len, &a, &text, &len, &err), BT_OK);
+    CHECK(len == 3 && memcmp(text, "a\0b", 4) == 0);
     bt_buf_fini(&r.raw);
     run(&r, BT_INF_LIST_MODELS, &b, 0, NULL);
     CHECK_EQ(bt_inf_models_decode(r.raw.data, r.raw.len, &a, &models, &err), BT_OK);
