@@ -181,3 +181,17 @@ def test_one_side_only(model, plain):
         r = ask(c, prompt)
         assert r["choices"] == want
         assert r["usage"]["cached_tokens"] == 96 and r["usage"]["transferred_tokens"] == 100
+
+
+def test_the_router_finds_the_node_that_has_it(model, plain):
+    with Cluster(model, prefill=2, decode=2) as c:
+        prompts = [ids(f"place{i}", 320 + i) for i in range(6)]
+        first = [ask(c, p)["choices"] for p in prompts]
+        wait_until("every node to show cached pages", lambda: all(n["pages"]["cached"] > 0 for n in c.cluster()["nodes"]), 5)
+        for p, want in zip(prompts, first):
+            r = ask(c, p)
+            assert r["choices"] == want == ask(plain, p)["choices"]
+            assert r["usage"]["cached_tokens"] == whole_pages(len(p) - 1)
+            assert r["usage"]["transferred_tokens"] == len(p) - whole_pages(len(p))
+        c.wait_idle()
+        c.check_logs()
