@@ -366,6 +366,20 @@ static void do_cmd(struct bt_engine_thread *t, const struct cmd *c)
     bt_free(c->req);
 }
 
+/* The speed under load is that of full chunks: steps much smaller than the largest so far say little
+ * about it. */
+static void take_speed(struct bt_engine_snapshot *s, uint32_t n_tokens, double speed)
+{
+    if (n_tokens > s->prefill_step_max) {
+        s->prefill_tokens_per_s = n_tokens > 4 * s->prefill_step_max ? 0 : s->prefill_tokens_per_s;
+        s->prefill_step_max = n_tokens;
+    }
+    if (n_tokens >= s->prefill_step_max / 4) {
+        s->prefill_tokens_per_s =
+            s->prefill_tokens_per_s == 0 ? speed : 0.8 * s->prefill_tokens_per_s + 0.2 * speed;
+    }
+}
+
 static void take_snapshot(struct bt_engine_thread *t, const struct bt_engine_step_stats *st)
 {
     struct bt_engine_pages pages = bt_engine_pages(t->engine);
@@ -383,11 +397,8 @@ static void take_snapshot(struct bt_engine_thread *t, const struct bt_engine_ste
         double seconds = (double)st->compute_ns / 1e9;
 
         if (st->n_prefill_tokens > 0 && seconds > 0) {
-            double speed = (double)st->n_prefill_tokens / seconds;
-
             s->prefill_ns += st->compute_ns;
-            s->prefill_tokens_per_s =
-                s->prefill_tokens_per_s == 0 ? speed : 0.8 * s->prefill_tokens_per_s + 0.2 * speed;
+            take_speed(s, st->n_prefill_tokens, (double)st->n_prefill_tokens / seconds);
         } else {
             double ms = seconds * 1e3;
 

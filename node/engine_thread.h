@@ -84,7 +84,9 @@ struct bt_engine_snapshot {
     struct bt_engine_load load;
     uint64_t n_steps, n_prefill_tokens, n_decode_tokens;
     uint64_t prefill_ns, decode_ns; /* compute time of steps with and without prompt tokens */
-    double prefill_tokens_per_s;    /* moving average, 0 before the first */
+    double prefill_tokens_per_s;    /* moving average, of steps with about as many tokens as the
+                                       largest; 0 before the first */
+    uint32_t prefill_step_max;      /* prompt tokens of the largest step */
     double decode_step_ms;
 };
 struct bt_engine_snapshot bt_engine_thread_snapshot(struct bt_engine_thread *t);
