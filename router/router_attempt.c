@@ -531,6 +531,9 @@ void bt_rt_on_output(struct bt_rt_core *c, uint64_t now, struct rt_node *n,
         s->prefill_answered = true;
         uncharge(n, &s->leg[role]);
     }
+    if (o->n_tokens > 0 && bt_rt_produced(s) == 0 && s->info.n_attempts == 1) {
+        bt_rt_first_token(c, now, s);
+    }
     if (s->finish == 0 && (!in_vocabulary(n, o) || !take_tokens(c, s, o, &finish))) {
         bt_rt_attempt_failed(c, now, s, role, BT_ATTEMPT_RETRY,
                              "tokens came out of order, too many, or outside the vocabulary");

@@ -337,7 +337,10 @@ enum bt_status bt_rt_seq_start(struct bt_rt_core *c, uint64_t now, const struct 
         seq_free(c, s);
         return BT_ERR_NOMEM;
     }
-    s->t_wait = now;
+    struct bt_rt_forecast f = bt_rt_forecast_work(c, now, in->key, in->priority, in->n_prompt);
+
+    s->expect_ns = f.uncertain || !c->ready ? 0 : f.wait_ns + f.prefill_ns;
+    s->t_wait = s->t_start = now;
     list_append(&c->waiting, s);
     bt_adm_add(&c->adm, &s->turn, s->n_tokens, now);
     c->stats.waiting++;
@@ -396,8 +399,8 @@ static struct rt_seq *seq_of_turn(struct bt_adm_item *it)
     return (struct rt_seq *)(void *)((char *)it - offsetof(struct rt_seq, turn));
 }
 
-/* In order of turns (router_admission.h). A sequence that finds no room keeps those behind it from overtaking on the same
- * resource. */
+/* In order of turns (router_admission.h). A sequence that finds no room keeps those behind it from
+ * overtaking on the same resource. */
 void bt_rt_pump(struct bt_rt_core *c, uint64_t now)
 {
     struct bt_adm_item *it;

@@ -70,6 +70,7 @@ struct rt_seq {
     uint64_t deadline;
     void *user;
     uint64_t t_wait, not_before;
+    uint64_t t_start, expect_ns; /* its first token was expected so long after its start */
     uint64_t ident;              /* of the nodes of the first attempt: all attempts run on such */
     uint32_t failures, refusals; /* in a row */
     bool refused;                /* waits after a refusal: goes on when a node gets room */
@@ -113,9 +114,10 @@ struct bt_rt_core {
     uint32_t n_slots; /* slots of nodes ever used */
     struct bt_ticket_table seqs;
     struct rt_list waiting, running, over;
-    struct bt_adm adm;    /* order of the waiting */
-    double answer_mean;   /* tokens of an answer, of late */
-    double prefill_speed; /* tokens a second of a prefill node, on average */
+    struct bt_adm adm;               /* order of the waiting */
+    double answer_mean;              /* tokens of an answer, of late */
+    double late_took, late_expected; /* sums over first tokens of late, in ns */
+    double prefill_speed;            /* tokens a second of a prefill node, on average */
     struct bt_rt_stats stats;
     uint64_t served; /* ident of the nodes in use; 0: none yet */
     bool ready;
@@ -242,6 +244,11 @@ double bt_rt_prefill_speed(const struct bt_rt_core *c, const struct rt_node *p);
 uint32_t bt_rt_pages_of(const struct rt_node *d, uint64_t tokens);
 /* Tokens that a sequence will probably have at its end. */
 uint64_t bt_rt_expected_tokens(const struct bt_rt_core *c, const struct rt_seq *s);
+/* As bt_rt_forecast(), before the correction by lateness. */
+struct bt_rt_forecast bt_rt_forecast_work(const struct bt_rt_core *c, uint64_t now, uint32_t key,
+                                          int32_t priority, uint32_t n_prompt);
+/* The first token of its first attempt is here: forecasts learn from it. */
+void bt_rt_first_token(struct bt_rt_core *c, uint64_t now, const struct rt_seq *s);
 /* After a load report or the loss of a node. */
 void bt_rt_speeds_changed(struct bt_rt_core *c);
 uint32_t bt_rt_context_of(const struct bt_rt_core *c, uint64_t ident, bool with_decode);

@@ -19,12 +19,19 @@
 #define AHEAD_S       0.5
 #define AHEAD_PROMPTS 2u
 #define SPEED         2000.0 /* tokens a second of a prefill node, before anything was measured */
-#define SPEED_NOISE                                                                                \
-    0.25 /* speeds that differ less from the mean are taken as equal: ties stay ties */
-#define SPEED_OLD_NS (UINT64_C(10) * 1000000000) /* then an idle node's speed is measured anew */
-#define CREDIT_MAX   1024u                       /* cached tokens, */
-#define CREDIT_SEQS  0.9 /* which are worth so many sequences on a decode node */
-#define EXPECT_MEANS 2.0 /* an answer without a near end is expected to be so many times the mean */
+/* Speeds that differ less from the mean are taken as equal, so that ties stay ties; that of an idle
+ * node is old after a while, and measured anew. */
+#define SPEED_NOISE  0.25
+#define SPEED_OLD_NS (UINT64_C(10) * 1000000000)
+#define CREDIT_MAX   1024u /* cached tokens, */
+#define CREDIT_SEQS  0.9   /* which are worth so many sequences on a decode node */
+/* An answer without a near end is expected to be so many times the mean. */
+#define EXPECT_MEANS 2.0
+/* Forecasts are corrected by about so many first tokens, but for those that were expected sooner than
+ * means anything. */
+#define LATE_MEAN     16.0
+#define LATE_MAX      4.0
+#define LATE_NOISE_NS 20000000u
 
 static uint32_t limit_of(const struct rt_node *n)
 {
@@ -305,8 +312,36 @@ enum rt_dispatch bt_rt_place(struct bt_rt_core *c, const struct rt_seq *s, struc
 
 /* ---- forecast ---- */
 
+void bt_rt_first_token(struct bt_rt_core *c, uint64_t now, const struct rt_seq *s)
+{
+    if (s->expect_ns < LATE_NOISE_NS) {
+        return;
+    }
+    c->late_took += (double)(now - s->t_start) - c->late_took / LATE_MEAN;
+    c->late_expected += (double)s->expect_ns - c->late_expected / LATE_MEAN;
+}
+
+/* What first tokens took of late, over what was expected: batches, steps beside the computation, and whatever else no
+ * report tells. */
+static double lateness(const struct bt_rt_core *c)
+{
+    double x = c->late_expected > 0 ? c->late_took / c->late_expected : 1;
+
+    return x > LATE_MAX ? LATE_MAX : x < 1 / LATE_MAX ? 1 / LATE_MAX : x;
+}
+
 struct bt_rt_forecast bt_rt_forecast(const struct bt_rt_core *c, uint64_t now, uint32_t key,
                                      int32_t priority, uint32_t n_prompt)
+{
+    struct bt_rt_forecast f = bt_rt_forecast_work(c, now, key, priority, n_prompt);
+
+    f.wait_ns = (uint64_t)((double)f.wait_ns * lateness(c));
+    f.prefill_ns = (uint64_t)((double)f.prefill_ns * lateness(c));
+    return f;
+}
+
+struct bt_rt_forecast bt_rt_forecast_work(const struct bt_rt_core *c, uint64_t now, uint32_t key,
+                                          int32_t priority, uint32_t n_prompt)
 {
     struct bt_adm_nodes nodes = {.least_ns = UINT64_MAX};
     struct bt_rt_forecast f = {0};
