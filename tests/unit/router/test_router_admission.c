@@ -192,7 +192,7 @@ static void end(void)
 static enum bt_status ask(uint32_t id, uint32_t key, int32_t priority, uint32_t n_prompt,
                           uint32_t max_tokens)
 {
-    static uint32_t prompt[40000];
+    static uint32_t prompt[65536];
     struct bt_sampling sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = max_tokens};
     char name[16];
     uint64_t seq;
