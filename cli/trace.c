@@ -49,7 +49,7 @@ static enum bt_status find_line(const char *path, const char *id, struct bt_buf 
     bt_buf_add_json_str(&needle, id, strlen(id));
     bt_buf_addc(&needle, ',');
     errno = 0;
-    while (read_line(f, &line)) {
+    while (!needle.failed && read_line(f, &line)) {
         if (strstr(line.data, needle.data) != NULL) {
             bt_buf_clear(found);
             bt_buf_add(found, line.data, line.len);
