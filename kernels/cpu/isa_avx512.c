@@ -25,8 +25,8 @@
 #define GEMV_ROWS(T)                                                                               \
     GEMV_CASE(1, 4, T)                                                                             \
     GEMV_CASE(2, 4, T)                                                                             \
-    GEMV_CASE(3, 4, T) GEMV_CASE(4, 4, T) GEMV_CASE(5, 2, T) GEMV_CASE(6, 2, T) GEMV_CASE(7, 2, T) \
-        GEMV_CASE(8, 2, T)
+    GEMV_CASE(3, 4, T)                                                                             \
+    GEMV_CASE(4, 4, T) GEMV_CASE(5, 2, T) GEMV_CASE(6, 2, T) GEMV_CASE(7, 2, T) GEMV_CASE(8, 2, T)
 #define EXPAND_AHEAD  2048
 #define GEMV_AHEAD    512
 #define ATTN_DOT_ROWS 2

@@ -299,8 +299,8 @@ static void run_d(struct world *w)
     BT_ASSERT(n <= 64);
     if (n > 0) {
         if (n > 0) {
-        memcpy(copy, list->items, n * sizeof copy[0]);
-    }
+            memcpy(copy, list->items, n * sizeof copy[0]);
+        }
     }
     for (size_t i = 0; i < n; i++) {
         do_d(w, &copy[i]);
