@@ -47,7 +47,9 @@ struct ucx_worker *xfer_ucx_worker_create(struct bt_xfer *x, ucp_context_h conte
     struct ucx_worker *w = bt_calloc(1, sizeof(*w));
     ucp_worker_params_t wp = {
         .field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
-        .thread_mode = UCS_THREAD_MODE_SINGLE,
+        /* One thread at a time, but not the one that creates it: builds of UCX with assertions on
+         * (Debian 13) abort when SINGLE's worker is progressed by another. */
+        .thread_mode = UCS_THREAD_MODE_SERIALIZED,
     };
     ucp_am_handler_param_t ap = {
         .field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
