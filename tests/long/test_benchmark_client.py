@@ -27,7 +27,7 @@ def aiperf():
 
 def run(program, cluster, endpoint, tmp_path, requests, tokenizer):
     r = subprocess.run(
-        [program, "profile", "-m", os.path.basename(cluster.model), "--url", cluster.url, "--endpoint-type", endpoint, "--streaming",
+        [program, "profile", "-m", cluster.cluster()["model"], "--url", cluster.url, "--endpoint-type", endpoint, "--streaming",
          "--tokenizer", tokenizer, "--use-server-token-count", "--request-count", str(requests), "--concurrency", "4",
          "--isl", "40", "--osl", "12", "--extra-inputs", "ignore_eos:true", "--ui", "none", "--artifact-dir", str(tmp_path)],
         capture_output=True, text=True, timeout=600, check=False)
