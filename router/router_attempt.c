@@ -169,6 +169,7 @@ enum rt_dispatch bt_rt_attempt_start(struct bt_rt_core *c, uint64_t now, struct 
         return RT_NO_ROOM; /* out of memory: again at the next tick */
     }
     s->ident = pair.prefill->ident;
+    s->t_progress = now;
     s->decode_began = s->prefill_answered = false;
     s->gap_n = s->gap_finish = 0;
     s->info.max_tokens = s->sampling.max_tokens;
@@ -304,6 +305,30 @@ void bt_rt_attempt_failed(struct bt_rt_core *c, uint64_t now, struct rt_seq *s, 
     } else {
         again(c, now, s);
     }
+}
+
+void bt_rt_attempt_check(struct bt_rt_core *c, uint64_t now, struct rt_seq *s)
+{
+    const struct rt_node *p = bt_rt_node(c, s->leg[BT_ROLE_PREFILL].session);
+    uint64_t allowed = c->opts.progress_ns;
+
+    if (allowed == 0 || s->finish != 0) {
+        return;
+    }
+    if (!s->prefill_answered && p != NULL) {
+        allowed += (uint64_t)(4e9 * (double)s->n_tokens / bt_rt_prefill_speed(c, p));
+    }
+    if (now - s->t_progress <= allowed) {
+        return;
+    }
+    enum bt_role role =
+        s->prefill_answered && s->leg[BT_ROLE_DECODE].live ? BT_ROLE_DECODE : BT_ROLE_PREFILL;
+    const char *name = role == BT_ROLE_DECODE ? s->decode_name : s->prefill_name;
+    const char *text = bt_rt_say(c, "%s node %s: nothing came for %llu ms", bt_role_name(role),
+                                 name, (unsigned long long)((now - s->t_progress) / 1000000));
+
+    bt_rt_leg_end(c, s, role, true); /* it does not know that its attempt has ended */
+    bt_rt_attempt_failed(c, now, s, role, BT_ATTEMPT_RETRY, text);
 }
 
 /* ---- tokens ---- */
@@ -520,6 +545,9 @@ void bt_rt_on_output(struct bt_rt_core *c, uint64_t now, struct rt_node *n,
     if (s == NULL) {
         return;
     }
+    uint32_t produced = bt_rt_produced(s);
+    uint32_t prompt_next = s->prompt_next;
+
     take_stats(s, role, o);
     take_prompt_logprobs(c, s, o);
     n->caches = n->caches || (o->has_stats && o->stats.cached_tokens > 0);
@@ -538,6 +566,9 @@ void bt_rt_on_output(struct bt_rt_core *c, uint64_t now, struct rt_node *n,
         bt_rt_attempt_failed(c, now, s, role, BT_ATTEMPT_RETRY,
                              "tokens came out of order, too many, or outside the vocabulary");
         return;
+    }
+    if (bt_rt_produced(s) > produced || s->prompt_next > prompt_next) {
+        s->t_progress = now;
     }
     if (s->finish == 0 && finish == 0 && bt_rt_produced(s) == s->sampling.max_tokens) {
         finish = 2;

@@ -472,6 +472,8 @@ void bt_rt_on_tick(struct bt_rt_core *c, uint64_t now)
             bt_rt_attempt_finish(c, s);
         } else if (now >= s->deadline) {
             bt_rt_seq_end(c, s, BT_RT_DEADLINE, 0, "the deadline passed");
+        } else {
+            bt_rt_attempt_check(c, now, s);
         }
     }
     bt_rt_pump(c, now);

@@ -36,7 +36,10 @@ struct bt_rt_opts {
     uint64_t queue_ns;     /* longest wait for a pair */
     uint64_t grace_ns; /* the same while no pair is connected, for a sequence without a token yet */
     uint64_t migrate_ns; /* and for one that has begun */
-    uint64_t lease_ns;   /* silence after which a node is lost */
+    /* A running attempt without a new token for so long, and for four times what its prompt should take, is given up: a
+     * node may report its load and yet never answer. 0: never */
+    uint64_t progress_ns;
+    uint64_t lease_ns; /* silence after which a node is lost */
     uint64_t heartbeat_ns;
     uint64_t backoff_ns;  /* before the second attempt; doubles, at most 32 times that */
     uint64_t max_ttft_ns; /* predicted time to the first token above which a newcomer is refused; 0:

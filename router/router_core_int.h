@@ -70,6 +70,7 @@ struct rt_seq {
     uint64_t deadline;
     void *user;
     uint64_t t_wait, not_before;
+    uint64_t t_progress;         /* dispatch, or the last new token or prompt log-probability */
     uint64_t t_start, expect_ns; /* its first token was expected so long after its start */
     uint64_t ident;              /* of the nodes of the first attempt: all attempts run on such */
     uint32_t failures, refusals; /* in a row */
@@ -209,6 +210,8 @@ void bt_rt_attempt_failed(struct bt_rt_core *c, uint64_t now, struct rt_seq *s, 
 void bt_rt_leg_lost(struct bt_rt_core *c, uint64_t now, struct rt_seq *s, enum bt_role role,
                     enum bt_attempt_reason reason, const char *text);
 void bt_rt_attempt_finish(struct bt_rt_core *c, struct rt_seq *s);
+/* Ends the attempt if it made no progress for too long; another follows. */
+void bt_rt_attempt_check(struct bt_rt_core *c, uint64_t now, struct rt_seq *s);
 void bt_rt_on_output(struct bt_rt_core *c, uint64_t now, struct rt_node *n,
                      const struct bt_msg_output *o);
 void bt_rt_on_attempt_end(struct bt_rt_core *c, uint64_t now, struct rt_node *n,

@@ -36,8 +36,8 @@ struct config {
         *tls_key, *name, *request_log;
     char *buckets_ttft, *buckets_itl, *buckets_request;
     uint32_t queue_max, seqs_max, nodes_max, attempts, connections;
-    uint64_t max_ttft, queue_timeout, no_node_grace, migrate_grace, heartbeat, lease,
-        request_timeout, drain_timeout;
+    uint64_t max_ttft, queue_timeout, no_node_grace, migrate_grace, progress_timeout, heartbeat,
+        lease, request_timeout, drain_timeout;
     uint64_t body_bytes, idle_timeout, write_timeout;
 };
 
@@ -83,6 +83,9 @@ static const struct bt_opt options[] = {
         "The same while no pair of nodes is connected, for requests that have not begun, in ms."),
     ROW("migrate-grace", BT_OPT_DURATION, migrate_grace, "10s", 0, 3600e9, "MS",
         "The same for requests that have begun and lost their nodes, in ms."),
+    ROW("progress-timeout", BT_OPT_DURATION, progress_timeout, "5min", 0, 86400e9, "MS",
+        "An attempt without a new token for so long (and four times what its prompt should take) "
+        "is given up and tried elsewhere, in ms; 0: never."),
     ROW("attempts", BT_OPT_U32, attempts, "6", 1, 100, "N",
         "Attempts in a row without a new token before a request fails."),
     ROW("heartbeat", BT_OPT_DURATION, heartbeat, "250ms", 1e6, 60e9, "MS",
@@ -279,6 +282,7 @@ static enum bt_status start_core(struct program *p)
         .queue_ns = c->queue_timeout,
         .grace_ns = c->no_node_grace,
         .migrate_ns = c->migrate_grace,
+        .progress_ns = c->progress_timeout,
         .lease_ns = c->lease,
         .heartbeat_ns = c->heartbeat,
         .backoff_ns = 20 * BT_NS_PER_MS,

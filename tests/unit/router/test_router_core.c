@@ -7,7 +7,8 @@
 #include "router/router_core.h"
 #include "tests/check.h"
 
-#define MS BT_NS_PER_MS
+#define MS          BT_NS_PER_MS
+#define PROGRESS_MS UINT64_C(60000)
 
 static struct bt_rt_core *core;
 static uint64_t now;
@@ -23,7 +24,7 @@ struct sent {
     uint32_t max_tokens;
     size_t n_peers;
 };
-static struct sent sent[512];
+static struct sent sent[4096];
 static size_t n_sent;
 static uint32_t tokens[64], n_tokens;
 static size_t n_ends, n_closed, n_warned, n_plp;
@@ -116,6 +117,7 @@ static void begin(void)
                                            .queue_ns = 30000 * MS,
                                            .grace_ns = 1000 * MS,
                                            .migrate_ns = 5000 * MS,
+                                           .progress_ns = PROGRESS_MS * MS,
                                            .lease_ns = 3000 * MS,
                                            .heartbeat_ns = 250 * MS,
                                            .backoff_ns = 20 * MS};
@@ -397,6 +399,51 @@ static void test_retry(void)
     output(SUBMIT(3)->session, &t, 3, 103, 6, 2, true);
     CHECK_EQ(n_tokens, 9);
     CHECK_EQ(tokens[8], 108);
+    CHECK(n_ends == 1 && last_end.kind == BT_RT_FINISHED);
+    end();
+}
+
+/* Time passes while every node reports its load. */
+static void wait_alive(const uint64_t *sessions, size_t n, uint64_t ms)
+{
+    for (uint64_t t = 0; t < ms; t += 100) {
+        for (size_t i = 0; i < n; i++) {
+            bt_rt_on_message(core, now, sessions[i],
+                             &(struct bt_from_daemon){.kind = BT_FROM_DAEMON_LOAD});
+            drain();
+        }
+        tick(100);
+    }
+}
+
+/* A node that lives but says nothing: the attempt is given up, both legs are told, the next one goes elsewhere. */
+static void test_silent_node(void)
+{
+    begin();
+    uint64_t all[4] = {join(BT_ROLE_PREFILL, 1, "p0"), join(BT_ROLE_PREFILL, 2, "p1"),
+                       join(BT_ROLE_DECODE, 3, "d0"), join(BT_ROLE_DECODE, 4, "d1")};
+
+    clear();
+    start(9);
+    struct bt_ticket t = SUBMIT(0)->ticket;
+    uint64_t ps = SUBMIT(0)->session, ds = SUBMIT(1)->session;
+
+    output(ps, &t, 0, 100, 1, 0, true);
+    output(ds, &t, 0, 100, 2, 0, false);
+    /* Tokens after a gap are no progress. */
+    wait_alive(all, 4, PROGRESS_MS / 2);
+    output(ds, &t, 4, 104, 1, 0, false);
+    wait_alive(all, 4, PROGRESS_MS / 2 - 100);
+    CHECK_EQ(count(BT_FROM_ROUTER_SUBMIT), 2);
+    wait_alive(all, 4, 300);
+    CHECK_EQ(count(BT_FROM_ROUTER_CANCEL), 1); /* the prefill leg had ended */
+    CHECK_EQ(count(BT_FROM_ROUTER_SUBMIT), 4);
+    CHECK_EQ(SUBMIT(3)->session, ds == all[2] ? all[3] : all[2]);
+    CHECK_EQ(SUBMIT(2)->n_tokens, 5);
+    t = SUBMIT(2)->ticket;
+    output(SUBMIT(2)->session, &t, 2, 102, 1, 0, true);
+    output(SUBMIT(3)->session, &t, 2, 102, 7, 2, true);
+    CHECK_EQ(n_tokens, 9);
     CHECK(n_ends == 1 && last_end.kind == BT_RT_FINISHED);
     end();
 }
@@ -1160,6 +1207,7 @@ int main(void)
     test_one_token();
     test_spread();
     test_retry();
+    test_silent_node();
     test_refused();
     test_refused_goes_on();
     test_node_loss();
