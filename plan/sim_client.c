@@ -274,7 +274,9 @@ void sim_client_submitted(struct bt_sim *s, struct sim_router *r, const struct b
     uint32_t i = (uint32_t)strtoul(m->request_id + 1, NULL, 10);
     struct sim_request *q = &s->requests[i];
 
-    for (uint32_t k = 0; !q->dispatched && q->max_tokens != 1 && k < s->n_requests; k++) {
+    /* One token needs no decode node, so it may pass those that wait for one. The submit has the number in force: without
+     * max_tokens a prompt of all but one token of the context gets one, too (seed 111887). */
+    for (uint32_t k = 0; !q->dispatched && m->sampling.max_tokens != 1 && k < s->n_requests; k++) {
         const struct sim_request *o = &s->requests[k];
 
         if (o->state == REQ_RUNNING && o->router == r->proc && !o->dispatched &&
