@@ -24,6 +24,8 @@ def lines(path):
 
 def line_of(path, request_id):
     def look():
+        if not os.path.exists(path):  # After a rotation the next line makes it.
+            return None
         return next((o for o in lines(path) if o["request_id"] == request_id), None)
 
     return wait_until(f"{request_id} in the request log", look, 10)
