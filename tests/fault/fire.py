@@ -1,0 +1,56 @@
+"""What the fault suites share: requests with long answers, their undisturbed answers, and firing while they run."""
+
+import threading
+
+from cluster import Cluster, parallel, stream_sse, tiny, wait_until
+
+IDS = [1, *range(40, 75)]
+GREEDY = {"temperature": 0, "ignore_eos": True}
+# A short lease lets a frozen node be noticed soon; kills are noticed at once.
+LEASE = ["--lease", "1s"]
+MODEL = tiny("tiny-long")  # long answers: whatever happens, happens in their middle
+
+
+def body(i, max_tokens=2000, **params):
+    return {"prompt": [1] + [30 + (i * 13 + j) % 250 for j in range(20 + 9 * i)], "max_tokens": max_tokens, "logprobs": 1,
+            "temperature": 1, "seed": i, "ignore_eos": True, **params}
+
+
+def stream(cluster, request, progress=None):
+    """(text, log-probabilities, finish reason); progress: a list that grows with every event."""
+    events = stream_sse(cluster, "/v1/completions", request, on_event=progress.append if progress is not None else None)
+    text = "".join(e["choices"][0]["text"] for e in events)
+    values = [v for e in events for v in e["choices"][0]["logprobs"]["token_logprobs"]]
+    return text, values, events[-1]["choices"][0]["finish_reason"]
+
+
+def undisturbed_answers(n=8):
+    """Of body(0) to body(n - 1), from a cluster of its own."""
+    with Cluster(MODEL) as c:
+        return [stream(c, body(i)) for i in range(n)]
+
+
+def under_fire(cluster, undisturbed, fire, after_events=2):
+    """Eight streams at once; when all have begun, fire(); every answer must be the undisturbed one."""
+    progress = [[] for _ in undisturbed]
+    errors = []
+    unfinished = []
+
+    def shoot():
+        try:
+            wait_until("the streams to begin", lambda: all(len(p) >= after_events for p in progress), 60)
+            unfinished.append(sum(p[-1]["choices"][0]["finish_reason"] is None for p in progress))
+            fire()
+        except BaseException as e:  # noqa: BLE001, raised below
+            errors.append(e)
+
+    shooter = threading.Thread(target=shoot)
+    shooter.start()
+    got = parallel([lambda i=i: stream(cluster, body(i), progress[i]) for i in range(len(undisturbed))])
+    shooter.join()
+    if errors:
+        raise errors[0]
+    for i, (g, w) in enumerate(zip(got, undisturbed)):
+        assert g == w, f"stream {i} changed"
+    assert unfinished[0] > 1, "it happened too late"
+    cluster.wait_idle(20)
