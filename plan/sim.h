@@ -7,13 +7,14 @@
  * order and may be cut; control messages and page shares are delayed, reordered, dropped with their
  * connection, duplicated; processes are killed, frozen, drained and started again. The engine is a
  * toy whose token is a hash of everything it reads from its pages, so that one mixed-up, stale or
- * freed page changes the answer.
+ * freed page changes the answer; many prompts begin alike, and most nodes have a prefix cache.
  *
  * A run is a pure function of seed and profile. Checked while it runs and at its end: every request
  * is answered or refused exactly once; its tokens are those of an undisturbed run, in order, without
  * gap or repeat; the cores' actions keep the contracts of their headers; no page is written, sent or
- * read by any but its holder; after the faults everything settles within bounded time, the pools are
- * all free, and new requests are served. */
+ * read by any but its holder, nor written when others have it too; each page's holders are those in
+ * whose tables it stands; after the faults everything settles within bounded time, the pools are
+ * all free or cached, and new requests are served. */
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -55,6 +56,7 @@ struct bt_sim_result {
     uint64_t n_requests, n_finished, n_refused, n_cancelled, n_lost; /* lost: with their router */
     uint64_t n_tokens;                                               /* delivered to clients */
     uint64_t n_attempts, n_transfers, n_preempted, n_stale;
+    uint64_t n_hits[2];   /* of the prefix caches, by enum bt_role */
     uint64_t longest_ns;  /* of a request that finished, from its arrival */
     uint64_t settling_ns; /* from the last fault's end until all requests were over */
 };

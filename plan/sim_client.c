@@ -179,6 +179,48 @@ static void on_arrive(struct bt_sim *s, struct sim_event *e)
     sim_post(s, s->now + sim_latency(s), q->router, on_ask)->i = e->i;
 }
 
+/* A token of the prompts' common beginnings. */
+static uint32_t text_token(const struct bt_sim *s, uint32_t text, uint32_t i)
+{
+    return (uint32_t)(sim_mix(s->opts.seed, (uint64_t)text << 32 | i) % SIM_VOCAB);
+}
+
+/* The next token of the conversation that a request began. */
+static uint32_t history_token(const struct sim_request *q, uint32_t i)
+{
+    return i < q->n_prompt ? q->tokens[i] : q->answer[0].tokens[i - q->n_prompt].token;
+}
+
+/* Some prompts begin with one of a few texts, some repeat a request before them, or go on after its
+ * answer; the rest of each is its own. */
+static void make_prompt(struct bt_sim *s, struct sim_request *q)
+{
+    const struct sim_config *c = &s->cfg;
+    uint32_t i = 0, at = number_of(s, q);
+
+    if (at > 0 && sim_chance(s, c->alike_ppm / 2)) {
+        const struct sim_request *h = &s->requests[sim_below(s, at)];
+        uint32_t n = h->answer[0].tokens != NULL ? h->n_prompt + h->answer[0].n : h->n_prompt;
+
+        q->n_prompt = sim_chance(s, 300000) ? h->n_prompt : q->n_prompt;
+        q->tokens = sim_alloc(q->n_prompt * sizeof *q->tokens);
+        for (; i < q->n_prompt && i < n; i++) {
+            q->tokens[i] = history_token(h, i);
+        }
+    } else {
+        bool alike = sim_chance(s, c->alike_ppm);
+        uint32_t text = sim_below(s, c->n_texts), n = sim_below(s, c->prompt_max + 1);
+
+        q->tokens = sim_alloc(q->n_prompt * sizeof *q->tokens);
+        for (; alike && i < q->n_prompt && i < n; i++) {
+            q->tokens[i] = text_token(s, text, i);
+        }
+    }
+    for (; i < q->n_prompt; i++) {
+        q->tokens[i] = sim_below(s, SIM_VOCAB);
+    }
+}
+
 static void make_request(struct bt_sim *s, struct sim_request *q)
 {
     const struct sim_config *c = &s->cfg;
@@ -196,10 +238,7 @@ static void make_request(struct bt_sim *s, struct sim_request *q)
     q->logprobs = sim_chance(s, 300000);
     q->prompt_logprobs = sim_chance(s, 100000);
     q->seed = sim_random(s);
-    q->tokens = sim_alloc(q->n_prompt * sizeof *q->tokens);
-    for (uint32_t i = 0; i < q->n_prompt; i++) {
-        q->tokens[i] = sim_below(s, SIM_VOCAB);
-    }
+    make_prompt(s, q);
     q->logprob_next = 1;
     if (sim_chance(s, c->cancel_ppm)) {
         if (sim_chance(s, 500000)) {

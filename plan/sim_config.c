@@ -77,6 +77,16 @@ static void config_sizes(struct bt_sim *s, struct sim_config *c, enum bt_sim_pro
     c->arrive_ns = sim_between(s, 50, tiny ? 1000 : 6000) * SIM_MS;
 }
 
+/* Prefix caches on both sides, mostly, and prompts that begin alike. */
+static void config_caches(struct bt_sim *s, struct sim_config *c)
+{
+    for (unsigned r = 0; r < 2; r++) {
+        c->caches[r] = sim_chance(s, 850000);
+    }
+    c->n_texts = (uint32_t)sim_between(s, 1, 4);
+    c->alike_ppm = sim_chance(s, 800000) ? (uint32_t)sim_between(s, 200000, 1000000) : 0;
+}
+
 static void config_times(struct bt_sim *s, struct sim_config *c)
 {
     c->lease_ns = sim_between(s, 800, 3000) * SIM_MS;
@@ -193,6 +203,7 @@ static void name_procs(struct bt_sim *s)
 void sim_config(struct bt_sim *s)
 {
     config_sizes(s, &s->cfg, s->opts.profile);
+    config_caches(s, &s->cfg);
     config_times(s, &s->cfg);
     config_faults(s, &s->cfg, s->opts.profile);
     name_procs(s);

@@ -7,6 +7,8 @@
 #include "base/assert.h"
 #include "base/mem.h"
 
+#define AUDIT_PPM 100000 /* of the steps, and at the end */
+
 static void on_wake(struct bt_sim *s, struct sim_event *e);
 static void on_layer(struct bt_sim *s, struct sim_event *e);
 
@@ -23,6 +25,7 @@ void sim_engine_init(struct bt_sim *s, struct sim_node *n)
         .max_seqs = c->max_jobs,
         .prefill_rows = c->chunk_tokens,
         .n_groups = c->n_groups,
+        .prefix_cache = c->caches[n->role],
     };
 
     x->n_pages = c->n_pages[n->role];
@@ -153,14 +156,16 @@ static void seq_init(struct sim_seq *q, const struct sim_req *r)
     }
 }
 
-/* What bt_engine_submit and bt_engine_land check. */
+/* What bt_engine_submit and bt_engine_land check. tokens: of the sequence, as long as it lives. */
 static enum bt_status add(struct bt_sim *s, struct sim_node *n, const struct sim_req *r, bool land,
-                          uint32_t *slot)
+                          const uint32_t *tokens, uint32_t *slot)
 {
     uint32_t total = r->n_prompt + r->max_tokens;
     bool grows = land || (!r->hold && r->n_tokens - r->n_prompt + 1 < r->max_tokens);
-    struct bt_batch_new b = {
-        .n_tokens = r->n_tokens, .hold = r->hold && !land, .all_rows = r->prompt_logprobs};
+    struct bt_batch_new b = {.n_tokens = r->n_tokens,
+                             .hold = r->hold && !land,
+                             .all_rows = r->prompt_logprobs,
+                             .tokens = tokens};
 
     total = total < s->cfg.context ? total : s->cfg.context;
     b.n_tokens_max = b.hold ? r->n_tokens : total - 1;
@@ -177,15 +182,19 @@ static void do_add(struct bt_sim *s, struct sim_node *n, const struct sim_cmd *c
     struct sim_engine *x = &n->engine;
     bool land = c->kind == CMD_LAND;
     uint32_t slot = 0;
-    enum bt_status st = add(s, n, c->req, land, &slot);
+    struct sim_seq q;
+
+    seq_init(&q, c->req);
+    enum bt_status st = add(s, n, c->req, land, q.tokens, &slot);
 
     if (st != BT_OK) {
+        seq_free(&q);
         emit_failed(s, n, c->job, st, st == BT_ERR_BUSY ? "no KV pages now" : "does not fit");
         return;
     }
     const struct bt_batch_seq *b = bt_batch_seq(x->batch, slot);
 
-    seq_init(&x->seqs[slot], c->req);
+    x->seqs[slot] = q;
     x->jobs[(uint32_t)c->job] = (struct sim_engine_job){c->job, b->id};
     x->seq_job_slot[slot] = (uint32_t)c->job;
     if (land) {
@@ -193,8 +202,9 @@ static void do_add(struct bt_sim *s, struct sim_node *n, const struct sim_cmd *c
         uint32_t ids[SIM_GROUPS_MAX * 128];
 
         BT_ASSERT(b->n_paged <= 128);
+        s->result.n_hits[n->role] += b->n_shared > 0;
         for (uint32_t g = 0; g < s->cfg.n_groups; g++) {
-            m.first_page[g] = b->first_page[g];
+            m.first_page[g] = b->first_page[g] > b->n_shared ? b->first_page[g] : b->n_shared;
             memcpy(ids + (size_t)g * b->n_paged, b->pages[g], b->n_paged * sizeof *ids);
         }
         emit(s, n, &m, ids, (size_t)s->cfg.n_groups * b->n_paged);
@@ -278,6 +288,21 @@ static uint32_t n_layers(const struct sim_config *c)
     return n;
 }
 
+/* As report_cached() of engine/step.c. */
+static void report_cached(struct bt_sim *s, struct sim_node *n, const struct bt_batch_seq *b)
+{
+    struct sim_engine_msg m = {
+        .kind = EV_PAGES, .job = job_of_seq(&n->engine, b->id), .end = b->n_shared};
+
+    if (b->n_shared == 0) {
+        return;
+    }
+    s->result.n_hits[n->role]++;
+    for (m.layer = 0; b->hold && m.layer < s->cfg.n_layers[0]; m.layer++) {
+        emit(s, n, &m, b->pages[0], b->n_shared);
+    }
+}
+
 static void tell_plan(struct bt_sim *s, struct sim_node *n)
 {
     struct sim_engine *x = &n->engine;
@@ -291,24 +316,30 @@ static void tell_plan(struct bt_sim *s, struct sim_node *n)
         emit(s, n, &(struct sim_engine_msg){.kind = EV_PREEMPTED, .job = job}, NULL, 0);
     }
     for (uint32_t i = 0; i < x->plan.n_started; i++) {
-        uint64_t seq = bt_batch_seq(x->batch, x->plan.started[i])->id;
+        const struct bt_batch_seq *b = bt_batch_seq(x->batch, x->plan.started[i]);
 
-        emit(s, n, &(struct sim_engine_msg){.kind = EV_STARTED, .job = job_of_seq(x, seq)}, NULL,
-             0);
+        emit(s, n,
+             &(struct sim_engine_msg){.kind = EV_STARTED,
+                                      .job = job_of_seq(x, b->id),
+                                      .first = b->n_shared * s->cfg.page_tokens},
+             NULL, 0);
+        report_cached(s, n, b);
     }
 }
 
-/* The page must be this sequence's: nobody else may write or read it. */
+/* The page must be this sequence's: one that is written has no other holder, and none before; one
+ * that is read may be shared. */
 static void check_holder(struct bt_sim *s, const struct sim_node *n, const struct bt_batch_seq *b,
-                         uint32_t group, uint32_t page, const char *what)
+                         uint32_t group, uint32_t page, bool write)
 {
     struct bt_page_info i = page == BT_BATCH_NO_PAGE
                                 ? (struct bt_page_info){0}
                                 : bt_pages_info(bt_batch_pages(n->engine.batch, group), page);
+    bool own = i.holder == b->id && i.n_refs == 1;
 
-    if (i.state != BT_PAGE_LEASED || i.holder != b->id) {
+    if (i.state != BT_PAGE_LEASED || !(own || (!write && i.holder == BT_PAGE_SHARED))) {
         sim_fail(s, "%s: a step %s page %u of group %u, which is not its own",
-                 s->procs[n->proc].name, what, page, group);
+                 s->procs[n->proc].name, write ? "writes" : "reads", page, group);
     }
 }
 
@@ -322,7 +353,7 @@ static void write_layer(struct bt_sim *s, struct sim_node *n, const struct bt_ba
     for (uint32_t pos = sp->pos; pos < sp->pos + sp->n; pos++) {
         uint32_t page = b->pages[group][pos / size];
 
-        check_holder(s, n, b, group, page, "writes");
+        check_holder(s, n, b, group, page, true);
         if (page != BT_BATCH_NO_PAGE) {
             sim_engine_page(s, n, group, layer, page)[pos % size] =
                 sim_kv(x->seqs[sp->slot].prefix[pos], group, layer, pos);
@@ -368,7 +399,7 @@ static uint64_t read_all(struct bt_sim *s, struct sim_node *n, uint32_t slot)
                 uint32_t page = b->pages[g][pos / c->page_tokens];
 
                 if (l == 0 && (pos == from || pos % c->page_tokens == 0)) {
-                    check_holder(s, n, b, g, page, "reads");
+                    check_holder(s, n, b, g, page, false);
                 }
                 if (page != BT_BATCH_NO_PAGE) {
                     sum += sim_mix(sim_engine_page(s, n, g, l, page)[pos % c->page_tokens], pos);
@@ -463,6 +494,9 @@ static void step_end(struct bt_sim *s, struct sim_node *n)
     x->stepping = false;
     bt_batch_commit(x->batch);
     deliver(s, n, sums);
+    if (sim_chance(s, AUDIT_PPM)) {
+        sim_audit(s, n);
+    }
     wake(s, n, 0);
 }
 

@@ -5,7 +5,7 @@
  * cluster; sim_proc.c: processes and the network between them; sim_session.c: session streams;
  * sim_engine.c: the toy engine; sim_conn.c, sim_land.c, sim_push.c: the transfer room;
  * sim_daemon.c with sim_prefill.c and sim_decode.c: nodes; sim_router.c, sim_client.c: routers and
- * requests; sim_fault.c: faults; sim_settle.c: what must hold in the end.
+ * requests; sim_fault.c: faults; sim_settle.c: what must hold in the end; sim_audit.c: page accounts.
  *
  * Memory: an allocation that fails is a bug of the test machine; sim_alloc() asserts. */
 
@@ -66,6 +66,7 @@ struct sim_config {
     uint32_t n_routers, n_nodes[2]; /* by enum bt_role */
     uint32_t page_tokens, n_groups, n_layers[SIM_GROUPS_MAX], window[SIM_GROUPS_MAX];
     uint32_t n_pages[2], chunk_tokens, max_batch, max_jobs, context;
+    bool caches[2]; /* prefix caches, by enum bt_role */
     uint64_t lease_ns, heartbeat_ns, transfer_ns, connect_ns, drain_ns;
     uint64_t net_min_ns, net_max_ns, local_max_ns; /* latency between processes, and threads */
     uint32_t hiccup_ppm;                           /* one of them takes up to 200 times as long */
@@ -79,7 +80,8 @@ struct sim_config {
     uint32_t seqs_max, queue_max, attempts_max;
     uint64_t queue_ns, grace_ns, migrate_ns;
     uint32_t n_requests, prompt_max, answer_max, cancel_ppm, deadline_ppm;
-    uint64_t arrive_ns; /* requests arrive in [0, arrive_ns) */
+    uint32_t n_texts, alike_ppm; /* prompts that begin like a text, or like another request */
+    uint64_t arrive_ns;          /* requests arrive in [0, arrive_ns) */
     uint32_t n_faults, fault_kinds;
     uint64_t fault_ns; /* faults begin in [0, fault_ns) */
     bool must_finish;  /* every request that nobody cancelled */
@@ -161,7 +163,8 @@ struct sim_engine_msg {
     enum bt_status status;
     const char *text; /* static */
     uint64_t job;
-    uint32_t group, layer, first, end; /* pages; landed: end pages, first unused */
+    uint32_t group, layer, first, end; /* pages; landed: end pages, first unused; started: first
+                                          tokens were cached */
     uint32_t index, finish;
     struct bt_sampled sampled;
     uint32_t first_page[SIM_GROUPS_MAX];
@@ -528,6 +531,11 @@ void sim_client_end(struct bt_sim *s, struct sim_router *r, const struct bt_rt_a
 void sim_client_submitted(struct bt_sim *s, struct sim_router *r, const struct bt_msg_submit *m);
 void sim_clients_lost(struct bt_sim *s, uint32_t router);
 void sim_client_probe(struct bt_sim *s, uint32_t router);
+
+/* ---- sim_audit.c ---- */
+
+void sim_audit(struct bt_sim *s,
+               const struct sim_node *n); /* fails unless the pages' holders are right */
 
 /* ---- sim_fault.c, sim_settle.c ---- */
 

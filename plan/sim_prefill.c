@@ -219,6 +219,10 @@ void sim_prefill_engine(struct bt_sim *s, struct sim_node *n, const struct sim_e
         break;
     case EV_STARTED:
         bt_pf_on_engine_started(n->pf, s->now, m->job);
+        if (m->first > 0) {
+            sim_prefill_run(s, n);
+            bt_pf_on_engine_cached(n->pf, s->now, m->job, m->first);
+        }
         break;
     case EV_PAGES:
         bt_pf_on_engine_pages(n->pf, s->now, m->job, m->group, m->layer, m->first, m->end, m->ids);

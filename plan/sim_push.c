@@ -34,9 +34,11 @@ bool sim_op_read(struct bt_sim *s, struct sim_op *op)
     if (!sim_alive(s, c->proc[SIDE_P], op->p_incarnation)) {
         return false;
     }
-    struct bt_page_info i = bt_pages_info(bt_batch_pages(n->engine.batch, op->group), op->source);
+    uint32_t slot = bt_batch_find(n->engine.batch, op->holder);
+    const struct bt_batch_seq *b =
+        slot != BT_BATCH_NO_SLOT ? bt_batch_seq(n->engine.batch, slot) : NULL;
 
-    if (i.state != BT_PAGE_LEASED || i.holder != op->holder) {
+    if (b == NULL || op->page >= b->n_paged || b->pages[op->group][op->page] != op->source) {
         sim_fail(s, "%s: page %u of group %u is sent after it was freed", s->procs[n->proc].name,
                  op->source, op->group);
         return false;

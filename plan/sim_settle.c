@@ -57,6 +57,16 @@ static const char *router_busy(const struct sim_router *r)
     return NULL;
 }
 
+/* Pages without a holder are free or cached, and none is both held and not. */
+static void audit(struct bt_sim *s)
+{
+    for (uint32_t i = 0; i < s->n_procs; i++) {
+        if (s->procs[i].alive && !s->procs[i].is_router) {
+            sim_audit(s, s->procs[i].node);
+        }
+    }
+}
+
 static const char *busy(const struct bt_sim *s, const char **who)
 {
     for (uint32_t i = 0; i < s->n_procs; i++) {
@@ -182,6 +192,7 @@ static void on_look(struct bt_sim *s, struct sim_event *e)
         stage_next(s, 2 * c->transfer_ns + 3000 * SIM_MS);
         break;
     default:
+        audit(s);
         s->done = true;
         return;
     }
