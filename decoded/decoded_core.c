@@ -7,6 +7,9 @@
 #include "base/assert.h"
 #include "base/mem.h"
 
+#define DRAINED "the node drains and its time is over"
+#define OVER    "the request is over"
+
 enum job_state { JOB_WAITING, JOB_LEASING, JOB_LANDING, JOB_RUNNING, JOB_ENDING };
 
 #define BIT(s) (1u << (s))
@@ -58,6 +61,7 @@ struct bt_dc_core {
     uint32_t n_parked;
     uint64_t generation;
     uint32_t n_running;
+    bool giving_back;
     struct bt_dc_actions actions;
     struct bt_dc_stats stats;
     char text[256];
@@ -265,13 +269,23 @@ static void job_end(struct bt_dc_core *c, struct dc_job *j)
     job_remove(c, j);
 }
 
+static void act_revoke(struct bt_dc_core *c, uint64_t conn, const struct bt_ticket *t,
+                       uint64_t generation, enum bt_attempt_reason reason)
+{
+    struct bt_control *m = act_control(c, conn, BT_CONTROL_REVOKE, t);
+
+    m->generation = generation;
+    m->revoke.reason = reason;
+}
+
 /* P need not send any more: it is told, unless the news came from it. */
-static void job_revoke_at_peer(struct bt_dc_core *c, struct dc_job *j)
+static void job_revoke_at_peer(struct bt_dc_core *c, struct dc_job *j,
+                               enum bt_attempt_reason reason, const char *text)
 {
     if (j->state == JOB_LANDING) {
-        act_control(c, j->conn, BT_CONTROL_REVOKE, &j->head.ticket)->generation = j->generation;
+        act_revoke(c, j->conn, &j->head.ticket, j->generation, reason);
     } else if (j->state == JOB_LEASING) {
-        act_refuse(c, j->conn, &j->head.ticket, BT_ATTEMPT_RETRY, "the request is over");
+        act_refuse(c, j->conn, &j->head.ticket, reason, text);
     }
 }
 
@@ -281,6 +295,14 @@ static void job_fail(struct bt_dc_core *c, struct dc_job *j, enum bt_attempt_rea
     c->stats.failures++;
     act_end(c, j->router, &j->head.ticket, reason, text);
     job_end(c, j);
+}
+
+/* The same, with P told. */
+static void job_give_up(struct bt_dc_core *c, struct dc_job *j, enum bt_attempt_reason reason,
+                        const char *text)
+{
+    job_revoke_at_peer(c, j, reason, text);
+    job_fail(c, j, reason, text);
 }
 
 /* since: when `started` came. */
@@ -369,6 +391,10 @@ void bt_dc_on_submit(struct bt_dc_core *c, uint64_t now, uint32_t router,
         act_end(c, router, &s->ticket, BT_ATTEMPT_INVALID, "this ticket is already in use");
         return;
     }
+    if (c->giving_back) {
+        act_end(c, router, &s->ticket, BT_ATTEMPT_DRAINING, DRAINED);
+        return;
+    }
     struct dc_job *j = bt_ticket_table_add(&c->jobs, &s->ticket);
 
     if (j == NULL) {
@@ -403,7 +429,7 @@ void bt_dc_on_cancel(struct bt_dc_core *c, uint64_t now, uint32_t router, const 
     if (j == NULL || j->router != router) {
         return; /* already over: cancel and the end of an attempt may cross */
     }
-    job_revoke_at_peer(c, j);
+    job_revoke_at_peer(c, j, BT_ATTEMPT_RETRY, OVER);
     job_end(c, j);
 }
 
@@ -416,8 +442,23 @@ void bt_dc_on_router_lost(struct bt_dc_core *c, uint64_t now, uint32_t router)
     begin(c);
     while ((j = bt_ticket_table_next(&c->jobs, &pos)) != NULL) {
         if (j->router == router && j->state != JOB_ENDING) {
-            job_revoke_at_peer(c, j);
+            job_revoke_at_peer(c, j, BT_ATTEMPT_RETRY, OVER);
             job_end(c, j);
+        }
+    }
+}
+
+void bt_dc_on_give_back(struct bt_dc_core *c, uint64_t now)
+{
+    uint32_t pos = 0;
+    struct dc_job *j;
+
+    (void)now;
+    begin(c);
+    c->giving_back = true;
+    while ((j = bt_ticket_table_next(&c->jobs, &pos)) != NULL) {
+        if (j->state != JOB_ENDING) {
+            job_give_up(c, j, BT_ATTEMPT_DRAINING, DRAINED);
         }
     }
 }
@@ -440,12 +481,7 @@ void bt_dc_on_engine_failed(struct bt_dc_core *c, uint64_t now, uint64_t job, en
 
     snprintf(c->text, sizeof c->text, "%s", text);
     j->engine_knows = false;
-    if (j->state == JOB_LEASING) {
-        act_refuse(c, j->conn, &j->head.ticket, reason, c->text);
-    } else {
-        job_revoke_at_peer(c, j);
-    }
-    job_fail(c, j, reason, c->text);
+    job_give_up(c, j, reason, c->text);
 }
 
 /* With a prefix cache every group sees the whole context, and all groups begin at the same page. */
@@ -497,8 +533,7 @@ void bt_dc_on_land_refused(struct bt_dc_core *c, uint64_t now, uint64_t job, con
     BT_ASSERT(j != NULL && j->state == JOB_LANDING);
     snprintf(c->text, sizeof c->text, "the landing was refused: %s", text);
     j->land_open = false;
-    job_revoke_at_peer(c, j);
-    job_fail(c, j, BT_ATTEMPT_REFUSED, c->text);
+    job_give_up(c, j, BT_ATTEMPT_REFUSED, c->text);
 }
 
 static struct bt_msg_output *act_output(struct bt_dc_core *c, struct dc_job *j, uint32_t index)
@@ -611,8 +646,7 @@ static void on_handoff(struct bt_dc_core *c, struct dc_job *j, const struct bt_c
 {
     if (m->handoff.index != j->req.n_tokens - j->req.n_prompt ||
         m->handoff.n_groups != c->opts.n_groups) {
-        job_revoke_at_peer(c, j);
-        job_fail(c, j, BT_ATTEMPT_RETRY, "the hand-off does not fit the request");
+        job_give_up(c, j, BT_ATTEMPT_RETRY, "the hand-off does not fit the request");
         return;
     }
     j->handed = true;
@@ -627,7 +661,9 @@ static void on_handoff(struct bt_dc_core *c, struct dc_job *j, const struct bt_c
 static void on_started(struct bt_dc_core *c, uint64_t now, uint64_t conn, struct dc_job *j,
                        const struct bt_control *m)
 {
-    if (j == NULL) {
+    if (j == NULL && c->giving_back) {
+        act_refuse(c, conn, &m->ticket, BT_ATTEMPT_DRAINING, DRAINED);
+    } else if (j == NULL) {
         park(c, &m->ticket, conn, m->started.n_tokens, now);
     } else if (j->state == JOB_WAITING) {
         job_lease(c, j, conn, m->started.n_tokens, now, now);
@@ -679,7 +715,8 @@ void bt_dc_on_control(struct bt_dc_core *c, uint64_t now, uint64_t conn, const s
         }
         c->stats.stale++;
         if (j == NULL) {
-            act_control(c, conn, BT_CONTROL_REVOKE, &m->ticket)->generation = m->generation;
+            act_revoke(c, conn, &m->ticket, m->generation,
+                       c->giving_back ? BT_ATTEMPT_DRAINING : BT_ATTEMPT_RETRY);
         }
         return;
     case BT_CONTROL_FORGET:
@@ -715,8 +752,7 @@ void bt_dc_on_land_full(struct bt_dc_core *c, uint64_t now, const struct bt_tick
         return;
     }
     if (st != BT_OK) {
-        job_revoke_at_peer(c, j);
-        job_fail(c, j, BT_ATTEMPT_RETRY, "the pages that came do not match the hand-off");
+        job_give_up(c, j, BT_ATTEMPT_RETRY, "the pages that came do not match the hand-off");
         return;
     }
     j->full = true;
@@ -759,8 +795,7 @@ void bt_dc_on_tick(struct bt_dc_core *c, uint64_t now)
     }
     while ((j = bt_ticket_table_next(&c->jobs, &pos)) != NULL) {
         if (j->state == JOB_LANDING && now - j->t_progress > c->opts.transfer_ns) {
-            job_revoke_at_peer(c, j);
-            job_fail(c, j, BT_ATTEMPT_RETRY, "the transfer made no progress");
+            job_give_up(c, j, BT_ATTEMPT_RETRY, "the transfer made no progress");
         }
     }
 }

@@ -128,6 +128,10 @@ void bt_dc_on_land_full(struct bt_dc_core *c, uint64_t now, const struct bt_tick
 void bt_dc_on_land_closed(struct bt_dc_core *c, uint64_t now, const struct bt_ticket *t,
                           uint64_t generation);
 
+/* The time to drain is over: every attempt goes back to its router as BT_ATTEMPT_DRAINING, at once, and
+ * so does each that still comes. Jobs may stay until their landings are closed. */
+void bt_dc_on_give_back(struct bt_dc_core *c, uint64_t now);
+
 /* At least every 100 ms: deadlines. */
 void bt_dc_on_tick(struct bt_dc_core *c, uint64_t now);
 

@@ -258,6 +258,14 @@ static void on_tick(void *arg, uint64_t now)
     run(d);
 }
 
+static void give_back(void *arg)
+{
+    struct bt_decoded *d = arg;
+
+    bt_dc_on_give_back(d->core, now_ns(d));
+    run(d);
+}
+
 static uint32_t jobs(void *arg)
 {
     struct bt_decoded *d = arg;
@@ -358,6 +366,7 @@ struct bt_node_hooks bt_decoded_hooks(struct bt_decoded *d)
         .on_router = on_router,
         .on_router_lost = on_router_lost,
         .on_tick = on_tick,
+        .give_back = give_back,
         .jobs = jobs,
         .load = load,
         .metrics = metrics,

@@ -278,18 +278,32 @@ static void on_router_message(void *arg, uint32_t router, const struct bt_from_r
     n->hooks.on_router(n->hooks.arg, router, m);
 }
 
+/* Whether a draining node has nothing left. When its time is over the rest goes back to the routers, which run it
+ * elsewhere; it stays for a tick so that they hear of it, and a little longer for receives that have not ended. */
+static bool drained(struct bt_node *n, uint64_t now)
+{
+    struct bt_node_private *p = n->p;
+    uint32_t left = n->hooks.jobs(n->hooks.arg);
+
+    if (left == 0) {
+        return true;
+    }
+    if (now >= p->drain_end && !p->gave_back) {
+        p->gave_back = true;
+        bt_log_warn("node", "drain timed out: %u unfinished sequences go back to their routers",
+                    left);
+        n->hooks.give_back(n->hooks.arg);
+    }
+    return p->gave_back && now >= p->drain_end + n->cfg.lease;
+}
+
 static void on_tick(struct bt_timer *t, void *arg)
 {
     struct bt_node *n = arg;
-    struct bt_node_private *p = n->p;
     uint64_t now = bt_net_loop_now(n->loop);
 
     n->hooks.on_tick(n->hooks.arg, now);
-    if (p->draining && (n->hooks.jobs(n->hooks.arg) == 0 || now >= p->drain_end)) {
-        if (n->hooks.jobs(n->hooks.arg) > 0) {
-            bt_log_warn("node", "drain timed out with %u sequences unfinished",
-                        n->hooks.jobs(n->hooks.arg));
-        }
+    if (n->p->draining && drained(n, now)) {
         bt_net_loop_stop(n->loop);
         return;
     }

@@ -41,6 +41,8 @@ struct bt_node_hooks {
     void (*on_router)(void *arg, uint32_t router, const struct bt_from_router *m);
     void (*on_router_lost)(void *arg, uint32_t router);
     void (*on_tick)(void *arg, uint64_t now);
+    /* The time to drain is over: what is left goes back to its routers. */
+    void (*give_back)(void *arg);
     uint32_t (*jobs)(void *arg);                      /* unfinished work, for drain */
     void (*load)(void *arg, struct bt_msg_load *out); /* the daemon's own totals */
     void (*metrics)(void *arg, struct bt_buf *out);   /* the daemon's own lines */

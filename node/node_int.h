@@ -29,7 +29,7 @@ struct bt_node_private {
     struct bt_msg_transport transport_msgs[PEERS_MAX];
     uint32_t n_transports;
     int load_tenth;
-    bool was_up, draining, broken;
+    bool was_up, draining, gave_back, broken;
     uint64_t drain_end;
     /* health.c */
     struct bt_http_server *http;

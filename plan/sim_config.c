@@ -93,7 +93,7 @@ static void config_times(struct bt_sim *s, struct sim_config *c)
     c->heartbeat_ns = 250 * SIM_MS;
     c->transfer_ns = sim_between(s, 1500, 6000) * SIM_MS;
     c->connect_ns = sim_between(s, 1000, 5000) * SIM_MS;
-    c->drain_ns = sim_between(s, 3000, 20000) * SIM_MS;
+    c->drain_ns = sim_between(s, 0, sim_chance(s, 500000) ? 1000 : 20000) * SIM_MS;
     c->net_min_ns = sim_between(s, 10, 1000) * 1000;
     c->net_max_ns = c->net_min_ns + sim_between(s, 0, 5000) * 1000;
     c->local_max_ns = sim_between(s, 1, 1000) * 1000;
@@ -140,7 +140,7 @@ static void config_faults(struct bt_sim *s, struct sim_config *c, enum bt_sim_pr
     if (profile == BT_SIM_ROLLING) {
         c->n_faults = c->n_nodes[0] + c->n_nodes[1];
         c->arrive_ns = sim_between(s, 3000, 12000) * SIM_MS;
-        c->drain_ns = 60000 * SIM_MS;
+        c->drain_ns = sim_chance(s, 500000) ? 60000 * SIM_MS : c->drain_ns;
     }
     if (profile != BT_SIM_CALM && profile != BT_SIM_ROLLING) {
         c->cancel_ppm = profile == BT_SIM_CANCELS ? 600000 : 150000;

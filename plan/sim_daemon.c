@@ -199,6 +199,25 @@ uint32_t sim_node_jobs(const struct sim_node *n)
 
 /* ---- timers ---- */
 
+static bool drained(struct bt_sim *s, struct sim_node *n)
+{
+    if (sim_node_jobs(n) == 0) {
+        return true;
+    }
+    if (s->now >= n->drain_end && !n->gave_back) {
+        n->gave_back = true;
+        sim_log(s, "%p gives back %u jobs", n->proc, sim_node_jobs(n));
+        if (n->role == BT_ROLE_PREFILL) {
+            bt_pf_on_give_back(n->pf, s->now);
+            sim_prefill_run(s, n);
+        } else {
+            bt_dc_on_give_back(n->dc, s->now);
+            sim_decode_run(s, n);
+        }
+    }
+    return n->gave_back && s->now >= n->drain_end + s->cfg.lease_ns;
+}
+
 static void on_tick(struct bt_sim *s, struct sim_event *e)
 {
     struct sim_proc *p = &s->procs[e->proc];
@@ -212,7 +231,7 @@ static void on_tick(struct bt_sim *s, struct sim_event *e)
         sim_decode_run(s, n);
     }
     check_held(s, n);
-    if (p->draining && (sim_node_jobs(n) == 0 || s->now >= n->drain_end)) {
+    if (p->draining && drained(s, n)) {
         sim_proc_stop(s, e->proc, true);
         return;
     }

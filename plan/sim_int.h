@@ -274,6 +274,7 @@ struct sim_node {
     uint32_t n_tickets, cap_tickets;
     struct bt_map by_ticket;
     uint64_t drain_end;
+    bool gave_back; /* its time to drain was over */
     struct sim_answer *answers;
     uint32_t n_answers, cap_answers;
 };

@@ -9,6 +9,7 @@
 
 #define ADDRESS_MAX         256
 #define RECONNECT_DOUBLINGS 4
+#define DRAINED             "the node drains and its time is over"
 
 enum job_state { JOB_QUEUED, JOB_COMPUTING, JOB_HELD, JOB_ENDING };
 
@@ -69,6 +70,7 @@ struct bt_pf_core {
     uint32_t n_layers_all;
     uint32_t layer_base[BT_CONTROL_GROUPS_MAX];
     uint32_t n_computing;
+    bool giving_back;
     struct bt_pf_actions actions;
     struct bt_pf_stats stats;
     char text[256];
@@ -354,6 +356,10 @@ void bt_pf_on_submit(struct bt_pf_core *c, uint64_t now, uint32_t router,
         act_end(c, router, &s->ticket, BT_ATTEMPT_INVALID, "this ticket is already in use");
         return;
     }
+    if (c->giving_back) {
+        act_end(c, router, &s->ticket, BT_ATTEMPT_DRAINING, DRAINED);
+        return;
+    }
     if (s->peer_instance != 0) {
         struct pf_peer *p = peer_add(c, s->peer_instance, s->peer_address);
 
@@ -410,6 +416,22 @@ void bt_pf_on_router_lost(struct bt_pf_core *c, uint64_t now, uint32_t router)
         if (j->router == router && j->state != JOB_ENDING) {
             job_forget_at_peer(c, j);
             job_end(c, j);
+        }
+    }
+}
+
+void bt_pf_on_give_back(struct bt_pf_core *c, uint64_t now)
+{
+    uint32_t pos = 0;
+    struct pf_job *j;
+
+    (void)now;
+    begin(c);
+    c->giving_back = true;
+    while ((j = bt_ticket_table_next(&c->jobs, &pos)) != NULL) {
+        if (j->state != JOB_ENDING) {
+            job_forget_at_peer(c, j);
+            job_fail(c, j, BT_ATTEMPT_DRAINING, DRAINED);
         }
     }
 }
@@ -745,6 +767,15 @@ static void on_grant(struct bt_pf_core *c, uint64_t now, uint64_t conn, struct p
     }
 }
 
+/* What a decode node says of an attempt is passed on only where it does not speak of the request: it tells the router
+ * itself, and whoever comes first decides. */
+static enum bt_attempt_reason reason_from_peer(uint32_t reason)
+{
+    return reason == BT_ATTEMPT_REFUSED || reason == BT_ATTEMPT_DRAINING
+               ? (enum bt_attempt_reason)reason
+               : BT_ATTEMPT_RETRY;
+}
+
 void bt_pf_on_control(struct bt_pf_core *c, uint64_t now, uint64_t conn, const struct bt_control *m)
 {
     struct pf_job *j = bt_ticket_table_by_ticket(&c->jobs, &m->ticket);
@@ -759,13 +790,13 @@ void bt_pf_on_control(struct bt_pf_core *c, uint64_t now, uint64_t conn, const s
     case BT_CONTROL_REFUSE:
         if (j != NULL && j->started_sent && j->conn == conn) {
             snprintf(c->text, sizeof c->text, "refused by the decode node: %s", m->refuse.text);
-            job_fail(c, j, BT_ATTEMPT_REFUSED, c->text);
+            job_fail(c, j, reason_from_peer(m->refuse.reason), c->text);
             return;
         }
         break;
     case BT_CONTROL_REVOKE:
         if (match) {
-            job_fail(c, j, BT_ATTEMPT_RETRY, "revoked by the decode node");
+            job_fail(c, j, reason_from_peer(m->revoke.reason), "revoked by the decode node");
             return;
         }
         break;

@@ -135,6 +135,10 @@ void bt_pf_count_push(struct bt_pf_core *c, uint64_t now, uint64_t job, uint64_t
                       uint64_t move_ns);
 void bt_pf_on_pushed(struct bt_pf_core *c, uint64_t now, uint64_t job, enum bt_status st);
 
+/* The time to drain is over: every attempt goes back to its router as BT_ATTEMPT_DRAINING, at once, and
+ * so does each that still comes. Jobs may stay until their sends have ended. */
+void bt_pf_on_give_back(struct bt_pf_core *c, uint64_t now);
+
 /* At least every 100 ms: deadlines, reconnects. */
 void bt_pf_on_tick(struct bt_pf_core *c, uint64_t now);
 

@@ -383,6 +383,14 @@ static void on_tick(void *arg, uint64_t now)
     run(p);
 }
 
+static void give_back(void *arg)
+{
+    struct bt_prefilld *p = arg;
+
+    bt_pf_on_give_back(p->core, now_ns(p));
+    run(p);
+}
+
 static uint32_t jobs(void *arg)
 {
     struct bt_prefilld *p = arg;
@@ -492,6 +500,7 @@ struct bt_node_hooks bt_prefilld_hooks(struct bt_prefilld *p)
         .on_router = on_router,
         .on_router_lost = on_router_lost,
         .on_tick = on_tick,
+        .give_back = give_back,
         .jobs = jobs,
         .load = load,
         .metrics = metrics,

@@ -43,6 +43,9 @@ struct bt_control {
             const char *text;
         } refuse;
         struct {
+            uint32_t reason; /* the same; 0: not told */
+        } revoke;
+        struct {
             uint32_t index;
             struct bt_sampled first;
             bool has_logprobs;

@@ -79,6 +79,7 @@ static enum bt_status get_body(const Baton__Transfer__V1__Control *m, struct bt_
         out->kind = BT_CONTROL_REVOKE;
         *ticket = &m->revoke->ticket;
         out->generation = m->revoke->generation;
+        out->revoke.reason = m->revoke->reason;
         return BT_OK;
     case BATON__TRANSFER__V1__CONTROL__M_HANDOFF:
         out->kind = BT_CONTROL_HANDOFF;
@@ -196,6 +197,7 @@ enum bt_status bt_control_encode(const struct bt_control *m, struct bt_buf *out)
     case BT_CONTROL_REVOKE:
         revoke.ticket = ticket;
         revoke.generation = m->generation;
+        revoke.reason = m->revoke.reason;
         w.m_case = BATON__TRANSFER__V1__CONTROL__M_REVOKE;
         w.revoke = &revoke;
         break;

@@ -230,7 +230,7 @@ static void blame(struct bt_rt_core *c, struct rt_seq *s, enum bt_role role)
     if (role == BT_ROLE_DECODE) {
         avoid(s, d, AVOID_REPORTER);
         s->prefer = p != NULL && s->prefill_answered ? p->hello.instance : 0;
-    } else if (p != NULL) {
+    } else if (p != NULL && s->reason != BT_ATTEMPT_DRAINING) {
         avoid(s, p, d == NULL ? AVOID_REPORTER : AVOID_OTHER);
         avoid(s, d, AVOID_OTHER);
     }
@@ -261,9 +261,13 @@ static uint64_t backoff(const struct bt_rt_core *c, uint32_t n)
 static void again(struct bt_rt_core *c, uint64_t now, struct rt_seq *s)
 {
     bool refused = s->reason == BT_ATTEMPT_REFUSED;
+    bool moved = s->reason == BT_ATTEMPT_DRAINING && s->drains < c->opts.attempts_max;
 
     if (refused) {
         s->refusals++; /* bounded by the time in the queue */
+    } else if (moved) {
+        s->drains++; /* nothing failed; bounded all the same */
+        s->t_wait = now;
     } else {
         s->failures++;
         s->t_wait = now;
@@ -275,7 +279,9 @@ static void again(struct bt_rt_core *c, uint64_t now, struct rt_seq *s)
         return;
     }
     s->refused = refused;
-    s->not_before = now + (refused ? backoff(c, s->refusals) : backoff(c, s->failures - 1));
+    s->not_before = now + (refused ? backoff(c, s->refusals)
+                           : moved ? 0
+                                   : backoff(c, s->failures - 1));
     bt_rt_seq_wait(c, now, s);
 }
 
@@ -396,7 +402,7 @@ static bool accept(struct bt_rt_core *c, struct rt_seq *s, const struct bt_sampl
         d->own_pages += more;
     }
     bt_adm_charge(&c->adm, s->turn.key, n);
-    s->failures = s->refusals = 0;
+    s->failures = s->refusals = s->drains = 0;
     return true;
 }
 

@@ -73,8 +73,8 @@ struct rt_seq {
     uint64_t t_progress;         /* dispatch, or the last new token or prompt log-probability */
     uint64_t t_start, expect_ns; /* its first token was expected so long after its start */
     uint64_t ident;              /* of the nodes of the first attempt: all attempts run on such */
-    uint32_t failures, refusals; /* in a row */
-    bool refused;                /* waits after a refusal: goes on when a node gets room */
+    uint32_t failures, refusals, drains; /* in a row */
+    bool refused;                        /* waits after a refusal: goes on when a node gets room */
     bool has_reason;
     enum bt_attempt_reason reason; /* of the last failure */
     char why[192];

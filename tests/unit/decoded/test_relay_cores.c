@@ -75,6 +75,7 @@ struct world {
     struct bt_ticket tickets[MAX_JOBS];
     uint32_t n_requests, n_tokens_of[MAX_JOBS], max_tokens_of[MAX_JOBS];
     uint32_t p_outputs[MAX_JOBS], d_outputs[MAX_JOBS], ended[MAX_JOBS], finished[MAX_JOBS];
+    uint32_t drained[MAX_JOBS]; /* of `ended`: with that reason */
     bool cancelled[MAX_JOBS];
     uint32_t p_cached[MAX_JOBS], d_cached[MAX_JOBS]; /* tokens, as reported */
     uint32_t p_hits, d_hits;                         /* tokens, all requests */
@@ -193,6 +194,7 @@ static void do_p(struct world *w, const struct bt_pf_action *a)
         break;
     case BT_PF_ATTEMPT_END:
         w->ended[request_of(w, &a->end.ticket)]++;
+        w->drained[request_of(w, &a->end.ticket)] += a->end.reason == BT_ATTEMPT_DRAINING;
         fly(w, W_D_CANCEL)->ticket = a->end.ticket; /* what the router does */
         break;
     case BT_PF_PUSH_CANCEL:
@@ -281,6 +283,7 @@ static void do_d(struct world *w, const struct bt_dc_action *a)
     }
     case BT_DC_ATTEMPT_END:
         w->ended[request_of(w, &a->end.ticket)]++;
+        w->drained[request_of(w, &a->end.ticket)] += a->end.reason == BT_ATTEMPT_DRAINING;
         fly(w, W_P_CANCEL)->ticket = a->end.ticket;
         break;
     case BT_DC_ENGINE_QUARANTINE:
@@ -698,6 +701,47 @@ static void test_no_pages(unsigned seed)
     world_check_idle(&w);
 }
 
+/* Until somewhere in the middle. */
+static void world_run_some(struct world *w)
+{
+    for (uint32_t i = 0; i < 20 + rnd(w, 60) && w->n > 0; i++) {
+        size_t k = pick(w);
+        struct flight f = w->msgs[k];
+
+        memmove(&w->msgs[k], &w->msgs[k + 1], (w->n - k - 1) * sizeof f);
+        w->n--;
+        deliver(w, &f);
+    }
+}
+
+/* A node whose time to drain is over gives everything back that it has not finished, with that reason, and the other one
+ * never has another reason for it. */
+static void test_give_back(unsigned seed)
+{
+    static struct world w;
+    bool at_p;
+
+    world_start(&w, seed);
+    for (uint32_t i = 0; i < 6; i++) {
+        add_request(&w, 1 + rnd(&w, 40), 2 + rnd(&w, 5));
+    }
+    world_run_some(&w);
+    at_p = rnd(&w, 2) == 0;
+    if (at_p) {
+        bt_pf_on_give_back(w.p, w.now);
+        run_p(&w);
+    } else {
+        bt_dc_on_give_back(w.d, w.now);
+        run_d(&w);
+    }
+    world_run(&w);
+    for (uint32_t r = 0; r < 6; r++) {
+        CHECK(w.finished[r] == 1 || w.drained[r] > 0);
+        CHECK(at_p || w.drained[r] == w.ended[r]);
+    }
+    world_check_idle(&w);
+}
+
 static void test_peer_lost(unsigned seed)
 {
     static struct world w;
@@ -706,14 +750,7 @@ static void test_peer_lost(unsigned seed)
     for (uint32_t i = 0; i < 6; i++) {
         add_request(&w, 1 + rnd(&w, 40), 3);
     }
-    for (uint32_t i = 0; i < 20 + rnd(&w, 60) && w.n > 0; i++) {
-        size_t k = pick(&w);
-        struct flight f = w.msgs[k];
-
-        memmove(&w.msgs[k], &w.msgs[k + 1], (w.n - k - 1) * sizeof f);
-        w.n--;
-        deliver(&w, &f);
-    }
+    world_run_some(&w);
     /* The connection breaks: control messages in flight are gone, pushes end with an error. */
     bt_pf_on_peer_down(w.p, w.now, CONN, "test");
     run_p(&w);
@@ -967,6 +1004,7 @@ int main(void)
         test_token0_ends(seed);
         test_no_pages(seed);
         test_peer_lost(seed);
+        test_give_back(seed);
         if (bt_test_failures > 0) {
             fprintf(stderr, "failed at seed %u\n", seed);
             break;

@@ -526,6 +526,35 @@ static void test_refused(void)
     end();
 }
 
+/* What a draining node gives back goes on at once, without a failure; bounded all the same. */
+static void test_given_back(void)
+{
+    begin();
+    uint64_t p = join(BT_ROLE_PREFILL, 1, "p0");
+
+    join(BT_ROLE_DECODE, 3, "d0");
+    clear();
+    start(9);
+    for (size_t i = 0; i < 4; i++) {
+        attempt_end(i % 2 != 0 ? p : SUBMIT(2 * i + 1)->session, &SUBMIT(2 * i)->ticket,
+                    BT_ATTEMPT_DRAINING);
+        CHECK_EQ(count(BT_FROM_ROUTER_SUBMIT), 2 * (i + 2));
+        CHECK_EQ(n_ends, 0);
+    }
+    CHECK_EQ(bt_rt_core_stats(core)->migrated, 4);
+    for (int i = 0; i < 100 && n_ends == 0; i++) {
+        size_t n = count(BT_FROM_ROUTER_SUBMIT);
+
+        attempt_end(p, &SUBMIT(n - 2)->ticket, BT_ATTEMPT_DRAINING);
+        for (int k = 0; k < 30 && n_ends == 0 && count(BT_FROM_ROUTER_SUBMIT) == n; k++) {
+            tick(10);
+        }
+    }
+    CHECK(n_ends == 1 && last_end.kind == BT_RT_UNAVAILABLE);
+    CHECK_EQ(count(BT_FROM_ROUTER_SUBMIT), 2 * (1 + 4 + 4));
+    end();
+}
+
 static void test_node_loss(void)
 {
     begin();
@@ -1210,6 +1239,7 @@ int main(void)
     test_silent_node();
     test_refused();
     test_refused_goes_on();
+    test_given_back();
     test_node_loss();
     test_no_node();
     test_cancel();
