@@ -740,6 +740,14 @@ void bt_pf_on_peer_down(struct bt_pf_core *c, uint64_t now, uint64_t conn, const
     }
 }
 
+/* First page that a token behind all these sees: those before it are not kept, whatever a grant asks for. */
+static uint32_t first_visible(const struct bt_pf_core *c, uint32_t group, uint32_t n_tokens)
+{
+    uint32_t window = c->opts.window[group];
+
+    return window == 0 || n_tokens < window ? 0 : (n_tokens - window + 1) / c->opts.page_tokens;
+}
+
 static void on_grant(struct bt_pf_core *c, uint64_t now, uint64_t conn, struct pf_job *j,
                      const struct bt_control *m)
 {
@@ -755,7 +763,9 @@ static void on_grant(struct bt_pf_core *c, uint64_t now, uint64_t conn, struct p
     j->t_progress = now;
     j->generation = m->generation;
     for (uint32_t g = 0; g < c->opts.n_groups; g++) {
-        j->first_page[g] = m->grant.first_page[g];
+        uint32_t kept = first_visible(c, g, j->n_tokens);
+
+        j->first_page[g] = m->grant.first_page[g] > kept ? m->grant.first_page[g] : kept;
     }
     for (uint32_t g = 0; g < c->opts.n_groups; g++) {
         for (uint32_t l = 0; l < c->opts.n_layers[g]; l++) {

@@ -505,7 +505,7 @@ static size_t pick(struct world *w)
     return i;
 }
 
-static void world_start(struct world *w, unsigned seed)
+static void world_start_with_window(struct world *w, unsigned seed, uint32_t window)
 {
     memset(w, 0, sizeof *w);
     w->seed = seed;
@@ -514,6 +514,7 @@ static void world_start(struct world *w, unsigned seed)
                             .peers_max = 4,
                             .n_groups = 1,
                             .n_layers = {N_LAYERS},
+                            .window = {window},
                             .page_tokens = PAGE,
                             .reconnect_ns = 100,
                             .unreachable_ns = 1000000,
@@ -522,6 +523,7 @@ static void world_start(struct world *w, unsigned seed)
                                .parked_max = 8,
                                .n_groups = 1,
                                .n_layers = {N_LAYERS},
+                               .window = {window},
                                .page_tokens = PAGE,
                                .park_ns = 1000000,
                                .transfer_ns = 1000000};
@@ -534,6 +536,11 @@ static void world_start(struct world *w, unsigned seed)
     CHECK_EQ(bt_pf_core_actions(w->p)->items[0].kind, BT_PF_CONNECT);
     bt_pf_on_connecting(w->p, w->now, D_INSTANCE, CONN);
     bt_pf_on_peer_up(w->p, w->now, CONN);
+}
+
+static void world_start(struct world *w, unsigned seed)
+{
+    world_start_with_window(w, seed, 0);
 }
 
 static void add_request(struct world *w, uint32_t n_tokens, uint32_t max_tokens)
@@ -912,6 +919,40 @@ static void test_slow_transfer_is_not_stuck(void)
     world_check_idle(&w);
 }
 
+/* Pages outside the window are not there any more, whatever a grant asks for. */
+static void test_grant_beyond_the_window(void)
+{
+    static struct world w;
+    uint32_t ids[1] = {7};
+    struct bt_sampled s = {.token = 100};
+
+    world_start_with_window(&w, 1, PAGE);
+    add_request(&w, 8, 4);
+    w.n = 0;
+    submit(&w, 0, true);
+    uint64_t job = w.pe[0].job;
+
+    bt_pf_on_engine_started(w.p, w.now, job);
+    p_control(&w, BT_CONTROL_GRANT, 5);
+    for (uint32_t l = 0; l < N_LAYERS; l++) {
+        bt_pf_on_engine_pages(w.p, w.now, job, 0, l, 1, 2, ids);
+        const struct bt_pf_actions *list = bt_pf_core_actions(w.p);
+
+        CHECK_EQ(list->n, 1);
+        CHECK_EQ(list->items[0].push.first, 1);
+        CHECK_EQ(list->items[0].push.page_ids[0], 7);
+    }
+    bt_pf_on_engine_token(w.p, w.now, job, 0, &s, 0);
+    CHECK_EQ(bt_pf_core_actions(w.p)->items[1].control.handoff.n_shares[0], N_LAYERS);
+    p_control(&w, BT_CONTROL_DONE, 5);
+    run_p(&w);
+    for (uint32_t l = 0; l < N_LAYERS; l++) {
+        bt_pf_on_pushed(w.p, w.now, job, BT_OK);
+        run_p(&w);
+    }
+    world_check_idle(&w);
+}
+
 static void test_second_grant_is_stale(void)
 {
     static struct world w;
@@ -994,6 +1035,7 @@ int main(void)
     test_forget_of_another_generation();
     test_engine_failure_revokes();
     test_slow_transfer_is_not_stuck();
+    test_grant_beyond_the_window();
     test_second_grant_is_stale();
     test_submit_refused_by_engine();
     test_later_router_hears_of_cut_peer();
