@@ -73,6 +73,10 @@ static void details(const struct bt_inf_node *n, int width, struct bt_buf *out)
     if (n->transfer_address[0] != '\0') {
         bt_buf_addf(out, "%-*s takes KV pages at %s\n", width, "", n->transfer_address);
     }
+    if (n->local_prefills_total > 0) {
+        bt_buf_addf(out, "%-*s computed %llu prompts itself\n", width, "",
+                    (unsigned long long)n->local_prefills_total);
+    }
     for (size_t i = 0; i < n->n_transports; i++) {
         bt_buf_addf(out, "%-*s kv with %s over %s\n", width, "", n->transports[i].peer,
                     n->transports[i].description);
@@ -83,10 +87,14 @@ void bt_status_table(const struct bt_inf_cluster *c, struct bt_buf *out)
 {
     int width = name_width(c, 1 << 20);
 
-    bt_buf_addf(out, "%smodel %s%s, %u requests running, %u waiting, router %.8s\n\n",
+    bt_buf_addf(out, "%smodel %s%s, %u requests running, %u waiting, router %.8s",
                 bt_cli_style(STDOUT_FILENO, BT_CLI_BOLD), c->model,
                 bt_cli_style(STDOUT_FILENO, BT_CLI_PLAIN), c->requests_running, c->requests_waiting,
                 c->router_instance);
+    if (c->local_prefill[0] != '\0' && strcmp(c->local_prefill, "never") != 0) {
+        bt_buf_addf(out, ", local prefill %s", c->local_prefill);
+    }
+    bt_buf_adds(out, "\n\n");
     if (c->n_nodes == 0) {
         bt_buf_adds(out, "no nodes are connected\n");
         return;

@@ -10,13 +10,14 @@
 #define DRAINED "the node drains and its time is over"
 #define OVER    "the request is over"
 
-enum job_state { JOB_WAITING, JOB_LEASING, JOB_LANDING, JOB_RUNNING, JOB_ENDING };
+enum job_state { JOB_WAITING, JOB_LEASING, JOB_LANDING, JOB_COMPUTING, JOB_RUNNING, JOB_ENDING };
 
 #define BIT(s) (1u << (s))
 static const uint8_t legal_next[] = {
-    [JOB_WAITING] = BIT(JOB_LEASING) | BIT(JOB_ENDING),
+    [JOB_WAITING] = BIT(JOB_LEASING) | BIT(JOB_COMPUTING) | BIT(JOB_ENDING),
     [JOB_LEASING] = BIT(JOB_LANDING) | BIT(JOB_ENDING),
     [JOB_LANDING] = BIT(JOB_RUNNING) | BIT(JOB_ENDING),
+    [JOB_COMPUTING] = BIT(JOB_RUNNING) | BIT(JOB_ENDING),
     [JOB_RUNNING] = BIT(JOB_ENDING),
     [JOB_ENDING] = 0,
 };
@@ -33,12 +34,14 @@ struct dc_job {
     struct bt_logit_bias *bias;
     bool land_open, land_closing, engine_knows;
     bool full, handed;
+    bool local; /* its prompt is computed here */
     struct bt_sampled first;
     uint32_t first_index;
     bool has_logprobs;
     uint64_t t_progress, t_started, t_granted, t_handoff, t_full, t_run; /* ns */
-    uint64_t batch_sum; /* running jobs, summed over its tokens */
-    uint32_t n_tokens;  /* decoded here */
+    uint64_t t_submit, t_compute; /* local: it came, and its first chunk began; 0: not yet */
+    uint64_t batch_sum;           /* running jobs, summed over its tokens */
+    uint32_t n_tokens;            /* decoded here */
     uint64_t n_shares[BT_CONTROL_GROUPS_MAX];
     uint64_t bytes, move_ns;
     struct bt_sampled out; /* token of the current output action */
@@ -256,7 +259,7 @@ static void job_close_landing(struct bt_dc_core *c, struct dc_job *j)
 /* Ends a job in any state but ENDING. Its pages go when the landing is closed. */
 static void job_end(struct bt_dc_core *c, struct dc_job *j)
 {
-    if (j->state == JOB_RUNNING) {
+    if (j->state == JOB_RUNNING || (j->state == JOB_COMPUTING && j->engine_knows)) {
         act_job(c, BT_DC_ENGINE_CANCEL, j);
     }
     bt_ticket_table_forget(&c->jobs, j);
@@ -321,7 +324,17 @@ static void job_lease(struct bt_dc_core *c, struct dc_job *j, uint64_t conn, uin
     j->t_progress = now;
     job_set_state(c, j, JOB_LEASING);
     j->engine_knows = true;
-    act_job(c, BT_DC_ENGINE_LAND, j)->land = &j->req;
+    act_job(c, BT_DC_ENGINE_LAND, j)->request = &j->req;
+}
+
+/* The prompt is computed here: it waits in the engine, which leases its pages when it starts. */
+static void job_compute(struct bt_dc_core *c, struct dc_job *j, uint64_t now)
+{
+    j->local = true;
+    j->t_submit = j->t_progress = now;
+    job_set_state(c, j, JOB_COMPUTING);
+    j->engine_knows = true;
+    act_job(c, BT_DC_ENGINE_SUBMIT, j)->request = &j->req;
 }
 
 /* ---- parked messages ---- */
@@ -376,7 +389,9 @@ static bool copy_request(struct dc_job *j, const struct bt_msg_submit *s)
     if (bias > 0) {
         memcpy(j->bias, s->sampling.bias, bias);
     }
-    j->req = (struct bt_dc_request){(uint32_t)s->n_tokens, s->n_prompt, j->tokens, s->sampling};
+    j->req =
+        (struct bt_dc_request){(uint32_t)s->n_tokens, s->n_prompt,
+                               s->prompt_logprobs && s->peer_instance == 0, j->tokens, s->sampling};
     j->req.sampling.bias = j->bias;
     j->has_logprobs = s->sampling.logprobs;
     return true;
@@ -406,6 +421,10 @@ void bt_dc_on_submit(struct bt_dc_core *c, uint64_t now, uint32_t router,
         job_free_memory(j);
         bt_ticket_table_remove(&c->jobs, j);
         act_end(c, router, &s->ticket, BT_ATTEMPT_REFUSED, "out of memory");
+        return;
+    }
+    if (s->peer_instance == 0) {
+        job_compute(c, j, now);
         return;
     }
     struct parked *p = parked_find(c, &s->ticket);
@@ -548,8 +567,23 @@ static struct bt_msg_output *act_output(struct bt_dc_core *c, struct dc_job *j, 
     return &a->output;
 }
 
+static struct bt_msg_leg_stats local_stats(const struct dc_job *j, uint64_t now)
+{
+    return (struct bt_msg_leg_stats){
+        .queue_ns = j->t_compute - j->t_submit,
+        .prefill_ns = j->t_run - j->t_compute,
+        .cached_tokens = j->n_cached < j->req.n_prompt ? j->n_cached : j->req.n_prompt,
+        .prefill_tokens = j->req.n_tokens - j->n_cached,
+        .decode_ns = now - j->t_run,
+        .batch = j->n_tokens > 0 ? (double)j->batch_sum / j->n_tokens : 0,
+    };
+}
+
 static struct bt_msg_leg_stats leg_stats(const struct dc_job *j, uint64_t now)
 {
+    if (j->local) {
+        return local_stats(j, now);
+    }
     return (struct bt_msg_leg_stats){
         .grant_ns = j->t_granted - j->t_started,
         .transfer_ns = j->move_ns,
@@ -562,6 +596,38 @@ static struct bt_msg_leg_stats leg_stats(const struct dc_job *j, uint64_t now)
     };
 }
 
+void bt_dc_on_engine_started(struct bt_dc_core *c, uint64_t now, uint64_t job, uint32_t n_cached)
+{
+    struct dc_job *j = live_job(c, job);
+
+    begin(c);
+    if (j != NULL && j->state == JOB_COMPUTING) {
+        BT_ASSERT(n_cached < j->req.n_tokens);
+        j->t_compute = now;
+        j->n_cached = n_cached;
+        c->stats.cached_tokens += n_cached;
+    }
+}
+
+void bt_dc_on_engine_prompt_logprobs(struct bt_dc_core *c, uint64_t now, uint64_t job,
+                                     uint32_t first, const struct bt_sampled *list, size_t n)
+{
+    struct dc_job *j = live_job(c, job);
+
+    (void)now;
+    begin(c);
+    if (j == NULL) {
+        return;
+    }
+    struct bt_dc_action *a = act_job(c, BT_DC_OUTPUT, j);
+
+    a->output = (struct bt_msg_output){.ticket = j->head.ticket,
+                                       .has_logprobs = true,
+                                       .prompt_first = first,
+                                       .n_prompt_logprobs = n,
+                                       .prompt_logprobs = list};
+}
+
 void bt_dc_on_engine_token(struct bt_dc_core *c, uint64_t now, uint64_t job, uint32_t index,
                            const struct bt_sampled *s, uint32_t finish)
 {
@@ -571,12 +637,24 @@ void bt_dc_on_engine_token(struct bt_dc_core *c, uint64_t now, uint64_t job, uin
     if (j == NULL) {
         return;
     }
+    bool first = j->state == JOB_COMPUTING;
+
+    if (first) {
+        job_set_state(c, j, JOB_RUNNING);
+        j->t_run = now;
+        c->stats.local_prefills++;
+        c->stats.local_prefill_tokens += j->req.n_tokens - j->n_cached;
+    }
     j->out = *s;
     j->batch_sum += c->n_running;
     j->n_tokens++;
     struct bt_msg_output *o = act_output(c, j, index);
 
     o->finish = finish;
+    if (first && finish == 0) {
+        o->has_stats = true;
+        o->stats = leg_stats(j, now);
+    }
     if (finish != 0) {
         o->tokens = s; /* the job is gone before the action is carried out */
         o->has_stats = true;
@@ -796,6 +874,10 @@ void bt_dc_on_tick(struct bt_dc_core *c, uint64_t now)
     while ((j = bt_ticket_table_next(&c->jobs, &pos)) != NULL) {
         if (j->state == JOB_LANDING && now - j->t_progress > c->opts.transfer_ns) {
             job_give_up(c, j, BT_ATTEMPT_RETRY, "the transfer made no progress");
+        } else if (j->state == JOB_COMPUTING && j->t_compute == 0 &&
+                   now - j->t_submit > c->opts.transfer_ns) {
+            job_fail(c, j, BT_ATTEMPT_REFUSED,
+                     "the decode node had no room for the prompt in time");
         }
     }
 }

@@ -9,7 +9,11 @@
  *           -- full and handed off --> RUNNING -- finish --> ENDING --> gone
  * LANDING has a grant at P and an open landing in the transfer room. ENDING waits until the landing
  * is closed (no receive into its pages is in flight: quarantine), then releases the pages. Any
- * state may end early. A `started` that comes before its submit is parked. */
+ * state may end early. A `started` that comes before its submit is parked.
+ *
+ * A submit without a peer is computed here, prompt and all (local prefill):
+ *   WAITING -- at once --> COMPUTING -- first token --> RUNNING -- finish --> ENDING --> gone
+ * No pages travel, and no other node hears of it. */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -28,11 +32,13 @@ struct bt_dc_opts {
     uint32_t window[BT_CONTROL_GROUPS_MAX]; /* 0: full attention */
     uint32_t page_tokens;
     uint64_t park_ns;     /* a `started` waits so long for its submit */
-    uint64_t transfer_ns; /* a landing without progress is given up */
+    uint64_t transfer_ns; /* a landing without progress is given up, and so is a prompt that is to
+                             be computed here and does not start */
 };
 
 enum bt_dc_action_kind {
-    BT_DC_ENGINE_LAND,       /* job, submit tokens kept by the core: land */
+    BT_DC_ENGINE_LAND,       /* job, submit tokens kept by the core: request */
+    BT_DC_ENGINE_SUBMIT,     /* job, request: computed here, and decoded on without a pause */
     BT_DC_ENGINE_BEGIN,      /* job, token */
     BT_DC_ENGINE_QUARANTINE, /* job */
     BT_DC_ENGINE_CANCEL,     /* job */
@@ -45,9 +51,10 @@ enum bt_dc_action_kind {
     BT_DC_ATTEMPT_END,       /* router, end */
 };
 
-/* What the engine needs to land a sequence; owned by the core until the job is over. */
+/* What the engine needs to land or compute a sequence; owned by the core until the job is over. */
 struct bt_dc_request {
     uint32_t n_tokens, n_prompt;
+    bool prompt_logprobs; /* only of one that is computed here */
     const uint32_t *tokens;
     struct bt_sampling sampling;
 };
@@ -60,7 +67,7 @@ struct bt_dc_action {
     struct bt_ticket ticket;
     uint32_t token;
     union {
-        const struct bt_dc_request *land;
+        const struct bt_dc_request *request;
         struct {
             uint32_t n_pages;
             const uint32_t *first_page;      /* [n_groups] */
@@ -81,7 +88,8 @@ struct bt_dc_actions {
 struct bt_dc_stats {
     uint64_t stale; /* messages dropped: ticket, generation or connection did not match */
     uint64_t transferred_tokens, transferred_bytes, transfers, failures;
-    uint64_t cached_tokens; /* not sent, because the prefix cache had them */
+    uint64_t cached_tokens; /* not sent or computed, because the prefix cache had them */
+    uint64_t local_prefills, local_prefill_tokens; /* prompts computed here, and their tokens */
 };
 
 struct bt_dc_core;
@@ -109,6 +117,10 @@ void bt_dc_on_engine_failed(struct bt_dc_core *c, uint64_t now, uint64_t job, en
  * the prefix cache. */
 void bt_dc_on_engine_landed(struct bt_dc_core *c, uint64_t now, uint64_t job, uint32_t n_pages,
                             const uint32_t *first_page, const uint32_t *const *page_ids);
+/* Of a job that is computed here: its first chunk begins; the prefix cache had n_cached tokens. */
+void bt_dc_on_engine_started(struct bt_dc_core *c, uint64_t now, uint64_t job, uint32_t n_cached);
+void bt_dc_on_engine_prompt_logprobs(struct bt_dc_core *c, uint64_t now, uint64_t job,
+                                     uint32_t first, const struct bt_sampled *list, size_t n);
 void bt_dc_on_engine_token(struct bt_dc_core *c, uint64_t now, uint64_t job, uint32_t index,
                            const struct bt_sampled *s, uint32_t finish);
 void bt_dc_on_engine_preempted(struct bt_dc_core *c, uint64_t now, uint64_t job);

@@ -34,13 +34,16 @@ static void fail_job(struct bt_decoded *d, uint64_t job, enum bt_status st, cons
     run(d);
 }
 
-static enum bt_status do_land(struct bt_decoded *d, const struct bt_dc_action *a)
+static enum bt_status do_engine(struct bt_decoded *d, const struct bt_dc_action *a)
 {
-    return bt_engine_thread_land(d->node->engine, a->job,
-                                 &(struct bt_engine_req){.tokens = a->land->tokens,
-                                                         .n_tokens = a->land->n_tokens,
-                                                         .n_prompt = a->land->n_prompt,
-                                                         .sampling = &a->land->sampling});
+    const struct bt_engine_req r = {.tokens = a->request->tokens,
+                                    .n_tokens = a->request->n_tokens,
+                                    .n_prompt = a->request->n_prompt,
+                                    .sampling = &a->request->sampling,
+                                    .prompt_logprobs = a->request->prompt_logprobs};
+
+    return a->kind == BT_DC_ENGINE_LAND ? bt_engine_thread_land(d->node->engine, a->job, &r)
+                                        : bt_engine_thread_submit(d->node->engine, a->job, &r);
 }
 
 static enum bt_status do_land_open(struct bt_decoded *d, const struct bt_dc_action *a)
@@ -82,7 +85,8 @@ static enum bt_status do_action(struct bt_decoded *d, const struct bt_dc_action 
 
     switch (a->kind) {
     case BT_DC_ENGINE_LAND:
-        return do_land(d, a);
+    case BT_DC_ENGINE_SUBMIT:
+        return do_engine(d, a);
     case BT_DC_ENGINE_BEGIN:
         bt_engine_thread_begin(d->node->engine, a->job, a->token);
         break;
@@ -131,7 +135,7 @@ static void run(struct bt_decoded *d)
         const struct bt_dc_action *a = &list->items[i];
         enum bt_status st = do_action(d, a);
 
-        if (st != BT_OK) { /* a list has at most one LAND or LAND_OPEN */
+        if (st != BT_OK) { /* a list has at most one LAND, SUBMIT or LAND_OPEN */
             failed = st;
             failed_job = a->job;
             land_open = a->kind == BT_DC_LAND_OPEN;
@@ -171,8 +175,13 @@ static void on_engine(void *arg, const struct bt_engine_ev *ev)
         bt_dc_on_engine_preempted(d->core, now, ev->job);
         break;
     case BT_ENGINE_EV_STARTED:
-    case BT_ENGINE_EV_PAGES:
+        bt_dc_on_engine_started(d->core, now, ev->job, ev->n_cached);
+        break;
     case BT_ENGINE_EV_PROMPT_LOGPROBS:
+        bt_dc_on_engine_prompt_logprobs(d->core, now, ev->job, ev->prompt_logprobs.first,
+                                        ev->prompt_logprobs.list, ev->prompt_logprobs.n);
+        break;
+    case BT_ENGINE_EV_PAGES:
     case BT_ENGINE_EV_STEP:
     case BT_ENGINE_EV_BROKEN:
         return;
@@ -281,6 +290,7 @@ static void load(void *arg, struct bt_msg_load *out)
     out->stale_messages += s->stale;
     out->transferred_tokens = s->transferred_tokens;
     out->transferred_bytes = s->transferred_bytes;
+    out->local_prefills = s->local_prefills;
 }
 
 static void metrics(void *arg, struct bt_buf *out)
@@ -298,8 +308,14 @@ static void metrics(void *arg, struct bt_buf *out)
                  "From a transfer's first share to its last, at the receiver.");
     bt_prom_hist_render(out, "baton_kv_transfer_seconds", NULL, 0, &d->transfer_seconds);
     bt_prom_head(out, "baton_prefix_cached_tokens_total", BT_PROM_COUNTER,
-                 "Tokens not sent here, because the prefix cache had them.");
+                 "Tokens neither sent nor computed here, because the prefix cache had them.");
     bt_prom_u64(out, "baton_prefix_cached_tokens_total", NULL, 0, s->cached_tokens);
+    bt_prom_head(out, "baton_local_prefill_total", BT_PROM_COUNTER,
+                 "Prompts that this decode node computed itself.");
+    bt_prom_u64(out, "baton_local_prefill_total", NULL, 0, s->local_prefills);
+    bt_prom_head(out, "baton_local_prefill_tokens_total", BT_PROM_COUNTER,
+                 "Tokens of those that it computed.");
+    bt_prom_u64(out, "baton_local_prefill_tokens_total", NULL, 0, s->local_prefill_tokens);
     bt_prom_head(out, "baton_kv_transfer_shares", BT_PROM_HISTOGRAM,
                  "Shares (one page of one layer: one descriptor) of a transfer.");
     bt_prom_hist_render(out, "baton_kv_transfer_shares", NULL, 0, &d->shares);

@@ -19,7 +19,6 @@
 #include "net/http.h"
 #include "net/loop.h"
 #include "node/node_int.h"
-#include "node/node_name.h"
 
 #define TICK_NS           (100 * BT_NS_PER_MS)
 #define CONTROL_ARENA     ((size_t)1 << 20)
@@ -547,9 +546,9 @@ static enum bt_status start_link(struct bt_node *n, struct bt_err *err)
         n_pages += n->layout->groups[g].n_pages;
     }
     if (n->cfg.name == NULL) {
-        char name[BT_NODE_NAME_BYTES];
+        char name[64];
 
-        n->p->name_fd = bt_node_default_name(bt_role_name(n->hooks.role), name);
+        snprintf(name, sizeof name, "%s-%ld", bt_role_name(n->hooks.role), (long)getpid());
         n->cfg.name = bt_strdup(name);
     }
     if (n->cfg.name == NULL) {
@@ -654,9 +653,6 @@ static void node_stop(struct bt_node *n)
         bt_arena_fini(&p->outboxes[i].arena);
         bt_free(p->outboxes[i].items);
     }
-    if (p->name_fd >= 0) {
-        close(p->name_fd);
-    }
     bt_net_loop_destroy(n->loop);
 }
 
@@ -687,7 +683,6 @@ int bt_node_main(const struct bt_prog *prog, int argc, char **argv,
         bt_opt_free(prog, &n.cfg);
         return 2;
     }
-    n.p->name_fd = -1;
     for (uint32_t i = 0; i < BT_ROUTERS_MAX; i++) {
         bt_arena_init(&n.p->outboxes[i].arena, OUTBOX_ARENA);
     }

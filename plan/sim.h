@@ -57,6 +57,7 @@ struct bt_sim_result {
     uint64_t n_tokens;                                               /* delivered to clients */
     uint64_t n_attempts, n_transfers, n_preempted, n_stale;
     uint64_t n_hits[2];   /* of the prefix caches, by enum bt_role */
+    uint64_t n_local;     /* prompts given to a decode node */
     uint64_t longest_ns;  /* of a request that finished, from its arrival */
     uint64_t settling_ns; /* from the last fault's end until all requests were over */
 };

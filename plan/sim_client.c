@@ -16,6 +16,9 @@ static uint32_t context_of(const struct bt_sim *s, bool with_decode)
     uint32_t p = sim_engine_max_tokens(s, BT_ROLE_PREFILL);
     uint32_t d = sim_engine_max_tokens(s, BT_ROLE_DECODE);
 
+    if (s->cfg.local == BT_RT_LOCAL_ALWAYS) {
+        return d;
+    }
     return with_decode && d < p ? d : p;
 }
 

@@ -200,6 +200,17 @@ static void name_procs(struct bt_sim *s)
     }
 }
 
+/* From the seed alone: so seeds without local prefill run as they did before there was any. */
+static void config_local(const struct bt_sim *s, struct sim_config *c)
+{
+    uint64_t x = sim_mix(s->opts.seed, 77);
+
+    if (x % 2 == 0) {
+        c->local = (enum bt_rt_local)(x / 2 % 4);
+        c->local_tokens = 1 + (uint32_t)(x / 8 % c->prompt_max);
+    }
+}
+
 void sim_config(struct bt_sim *s)
 {
     config_sizes(s, &s->cfg, s->opts.profile);
@@ -212,4 +223,5 @@ void sim_config(struct bt_sim *s)
         s->cfg.start_ns = sim_between(s, 1, 3000) * SIM_MS;
     }
     s->cfg.hold_ns = hold_ns(&s->cfg);
+    config_local(s, &s->cfg);
 }

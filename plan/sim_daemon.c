@@ -182,6 +182,10 @@ void sim_node_load(struct bt_sim *s, const struct sim_node *n, struct bt_msg_loa
                               .held = b.n_held,
                               .landing = b.n_landing,
                               .waiting_tokens = b.waiting_tokens};
+    if (s->cfg.local == BT_RT_LOCAL_AUTO) { /* it decides by speeds */
+        l->prefill_tokens_per_s = 1e9 / (double)s->cfg.token_ns;
+        l->decode_step_ms = (double)s->cfg.step_ns / 1e6;
+    }
     for (uint32_t g = 0; g < s->cfg.n_groups; g++) {
         const struct bt_pages *p = bt_batch_pages(n->engine.batch, g);
 

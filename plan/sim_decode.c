@@ -24,9 +24,10 @@ void sim_decode_start(struct bt_sim *s, struct sim_node *n)
     BT_ASSERT(st == BT_OK);
 }
 
-static bool do_land(struct bt_sim *s, struct sim_node *n, const struct bt_dc_action *a)
+static bool do_engine(struct bt_sim *s, struct sim_node *n, const struct bt_dc_action *a)
 {
-    const struct bt_dc_request *m = a->land;
+    const struct bt_dc_request *m = a->request;
+    bool land = a->kind == BT_DC_ENGINE_LAND;
 
     sim_job_new(s, n, a->job, &a->ticket);
     if (sim_chance(s, s->cfg.busy_ppm)) {
@@ -39,8 +40,11 @@ static bool do_land(struct bt_sim *s, struct sim_node *n, const struct bt_dc_act
     r->n_prompt = m->n_prompt;
     r->max_tokens = m->sampling.max_tokens;
     r->seed = m->sampling.seed;
+    r->prompt_logprobs = m->prompt_logprobs;
     memcpy(r->tokens, m->tokens, m->n_tokens * sizeof r->tokens[0]);
-    sim_engine_cmd(s, n, &(struct sim_cmd){.kind = CMD_LAND, .job = a->job, .req = r});
+    s->result.n_local += !land;
+    sim_engine_cmd(
+        s, n, &(struct sim_cmd){.kind = land ? CMD_LAND : CMD_SUBMIT, .job = a->job, .req = r});
     return true;
 }
 
@@ -80,7 +84,8 @@ static bool do_action(struct bt_sim *s, struct sim_node *n, const struct bt_dc_a
 {
     switch (a->kind) {
     case BT_DC_ENGINE_LAND:
-        return do_land(s, n, a);
+    case BT_DC_ENGINE_SUBMIT:
+        return do_engine(s, n, a);
     case BT_DC_ENGINE_BEGIN:
         do_begin(s, n, a);
         break;
@@ -139,6 +144,21 @@ void sim_decode_run(struct bt_sim *s, struct sim_node *n)
     sim_decode_run(s, n);
 }
 
+static void on_prompt_logprobs(struct bt_sim *s, struct sim_node *n, const struct sim_engine_msg *m)
+{
+    struct bt_sampled list[64];
+
+    for (uint32_t at = 0; at < m->n_list; at += 64) {
+        uint32_t k = m->n_list - at < 64 ? m->n_list - at : 64;
+
+        for (uint32_t i = 0; i < k; i++) {
+            list[i] = (struct bt_sampled){.token = m->ids[at + i], .logprob = -1};
+        }
+        bt_dc_on_engine_prompt_logprobs(n->dc, s->now, m->job, m->first + at, list, k);
+        sim_decode_run(s, n);
+    }
+}
+
 void sim_decode_engine(struct bt_sim *s, struct sim_node *n, const struct sim_engine_msg *m)
 {
     const uint32_t *tables[SIM_GROUPS_MAX];
@@ -160,8 +180,12 @@ void sim_decode_engine(struct bt_sim *s, struct sim_node *n, const struct sim_en
         bt_dc_on_engine_preempted(n->dc, s->now, m->job);
         break;
     case EV_STARTED:
-    case EV_PAGES:
+        bt_dc_on_engine_started(n->dc, s->now, m->job, m->first);
+        break;
     case EV_LOGPROBS:
+        on_prompt_logprobs(s, n, m);
+        return;
+    case EV_PAGES:
         return;
     }
     sim_decode_run(s, n);

@@ -78,6 +78,8 @@ struct sim_config {
     bool rendezvous;
     uint32_t share_drop_ppm, share_twice_ppm, busy_ppm, ctrl_lost_ppm;
     uint32_t seqs_max, queue_max, attempts_max;
+    enum bt_rt_local local; /* of all routers */
+    uint32_t local_tokens;
     uint64_t queue_ns, grace_ns, migrate_ns;
     uint32_t n_requests, prompt_max, answer_max, cancel_ppm, deadline_ppm;
     uint32_t n_texts, alike_ppm; /* prompts that begin like a text, or like another request */

@@ -74,6 +74,8 @@ struct sim_router *sim_router_create(struct bt_sim *s, uint32_t proc)
         .lease_ns = c->lease_ns,
         .heartbeat_ns = c->heartbeat_ns,
         .backoff_ns = 50 * SIM_MS,
+        .local_prefill = c->local,
+        .local_tokens = c->local_tokens,
     };
     enum bt_status st = bt_rt_core_create(&o, &r->core);
 

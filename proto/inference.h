@@ -88,7 +88,7 @@ struct bt_inf_usage {
 struct bt_inf_timings {
     double tokenize_ms, queue_ms, prefill_ms, first_token_ms, transfer_ms, transfer_tail_ms,
         decode_ms, detokenize_ms;
-    uint32_t prefill_tokens, decode_tokens, transferred_tokens;
+    uint32_t prefill_tokens, decode_tokens, transferred_tokens, local_prefills;
     uint64_t transferred_bytes;
 };
 
@@ -141,12 +141,12 @@ struct bt_inf_node {
     uint32_t page_tokens, pages_free, pages_cached, pages_leased, pages_quarantined, waiting,
         running;
     double prefill_tokens_per_s, decode_step_ms;
-    uint64_t transferred_bytes_total;
+    uint64_t transferred_bytes_total, local_prefills_total;
     size_t n_transports;
     const struct bt_inf_transport *transports;
 };
 struct bt_inf_cluster {
-    const char *model, *router_instance;
+    const char *model, *router_instance, *local_prefill;
     size_t n_nodes;
     const struct bt_inf_node *nodes;
     uint32_t requests_running, requests_waiting;

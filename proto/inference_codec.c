@@ -338,6 +338,7 @@ static struct bt_inf_timings get_timings(const Baton__V1__Timings *p)
         .decode_tokens = p->decode_tokens,
         .transferred_tokens = p->transferred_tokens,
         .transferred_bytes = p->transferred_bytes,
+        .local_prefills = p->local_prefills,
     };
 }
 
@@ -420,6 +421,7 @@ static void put_timings(const struct bt_inf_timings *t, Baton__V1__Timings *p)
     p->decode_tokens = t->decode_tokens;
     p->transferred_tokens = t->transferred_tokens;
     p->transferred_bytes = t->transferred_bytes;
+    p->local_prefills = t->local_prefills;
 }
 
 enum bt_status bt_inf_generated_encode(const struct bt_inf_generated *m, struct bt_buf *out)
@@ -654,6 +656,7 @@ static bool put_node(const struct bt_inf_node *n, Baton__V1__Node *p, struct bt_
     p->prefill_tokens_per_s = n->prefill_tokens_per_s;
     p->decode_step_ms = n->decode_step_ms;
     p->transferred_bytes_total = n->transferred_bytes_total;
+    p->local_prefills_total = n->local_prefills_total;
     p->n_transports = n->n_transports;
     for (size_t i = 0; i < n->n_transports; i++) {
         baton__v1__transport__init(&list[i]);
@@ -674,6 +677,7 @@ enum bt_status bt_inf_cluster_encode(const struct bt_inf_cluster *m, struct bt_b
 
     w.model = text(m->model);
     w.router_instance = text(m->router_instance);
+    w.local_prefill = text(m->local_prefill);
     w.requests_running = m->requests_running;
     w.requests_waiting = m->requests_waiting;
     w.requests_total = m->requests_total;
@@ -719,6 +723,7 @@ static bool get_node(const Baton__V1__Node *p, struct bt_arena *arena, struct bt
         .prefill_tokens_per_s = p->prefill_tokens_per_s,
         .decode_step_ms = p->decode_step_ms,
         .transferred_bytes_total = p->transferred_bytes_total,
+        .local_prefills_total = p->local_prefills_total,
         .n_transports = p->n_transports,
         .transports = t,
     };
@@ -744,6 +749,7 @@ enum bt_status bt_inf_cluster_decode(const void *data, size_t n, struct bt_arena
     *out = (struct bt_inf_cluster){
         .model = m->model,
         .router_instance = m->router_instance,
+        .local_prefill = m->local_prefill,
         .n_nodes = m->n_nodes,
         .nodes = nodes,
         .requests_running = m->requests_running,

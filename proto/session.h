@@ -16,10 +16,12 @@
 
 #define BT_SESSION_METHOD      "/baton.session.v1.Session/Run"
 #define BT_SESSION_VERSION_MIN 1u
-#define BT_SESSION_VERSION_MAX 1u
-#define BT_SESSION_TOKENS_MAX  (4u << 20) /* token ids in one submit */
-#define BT_SESSION_PEERS_MAX   4096u
-#define BT_SESSION_MSG_MAX     (32u << 20) /* bytes of one message */
+#define BT_SESSION_VERSION_MAX 2u
+#define BT_SESSION_VERSION_LOCAL                                                                   \
+    2u /* from here on decode nodes compute prompts of submits without a peer */
+#define BT_SESSION_TOKENS_MAX (4u << 20) /* token ids in one submit */
+#define BT_SESSION_PEERS_MAX  4096u
+#define BT_SESSION_MSG_MAX    (32u << 20) /* bytes of one message */
 
 enum bt_role { BT_ROLE_PREFILL, BT_ROLE_DECODE };
 const char *bt_role_name(enum bt_role r); /* "prefill", "decode" */
@@ -54,7 +56,8 @@ struct bt_msg_load {
     uint32_t waiting, running, held, landing;
     uint64_t waiting_tokens;
     uint32_t pages_free, pages_cached, pages_leased, pages_quarantined;
-    uint64_t transferred_tokens, transferred_bytes, transfer_failures, stale_messages;
+    uint64_t transferred_tokens, transferred_bytes, transfer_failures, stale_messages,
+        local_prefills;
     double prefill_tokens_per_s, decode_step_ms;
     size_t n_transports;
     const struct bt_msg_transport *transports;
@@ -131,7 +134,7 @@ struct bt_msg_submit {
     uint32_t n_prompt; /* 1 … n_tokens */
     struct bt_sampling sampling;
     bool prompt_logprobs;
-    uint64_t peer_instance; /* 0: no other leg */
+    uint64_t peer_instance; /* 0: no other leg; a decode node computes the prompt itself then */
     const char *peer_address;
 };
 

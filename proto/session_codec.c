@@ -168,6 +168,7 @@ static enum bt_status get_load(const Baton__Session__V1__Load *p, struct bt_aren
         .transferred_bytes = p->transferred_bytes,
         .transfer_failures = p->transfer_failures,
         .stale_messages = p->stale_messages,
+        .local_prefills = p->local_prefills,
         .prefill_tokens_per_s = p->prefill_tokens_per_s,
         .decode_step_ms = p->decode_step_ms,
         .n_transports = p->n_transports,
@@ -606,6 +607,7 @@ static bool put_load(const struct bt_msg_load *l, Baton__Session__V1__Load *p, s
     p->transferred_bytes = l->transferred_bytes;
     p->transfer_failures = l->transfer_failures;
     p->stale_messages = l->stale_messages;
+    p->local_prefills = l->local_prefills;
     p->prefill_tokens_per_s = l->prefill_tokens_per_s;
     p->decode_step_ms = l->decode_step_ms;
     p->n_transports = l->n_transports;

@@ -42,6 +42,7 @@ static bool fill_node(const struct bt_router *r, struct bt_arena *a,
         .prefill_tokens_per_s = l->prefill_tokens_per_s,
         .decode_step_ms = l->decode_step_ms,
         .transferred_bytes_total = l->transferred_bytes,
+        .local_prefills_total = l->local_prefills,
         .n_transports = l->n_transports,
         .transports = t,
     };
@@ -68,6 +69,7 @@ enum bt_status bt_cluster_status(const struct bt_router *r, struct bt_arena *are
 
     *out = (struct bt_inf_cluster){.model = r->model_name,
                                    .router_instance = hex(arena, r->instance),
+                                   .local_prefill = r->local_prefill,
                                    .nodes = nodes,
                                    .requests_running = s->running,
                                    .requests_waiting = s->waiting,
@@ -115,10 +117,11 @@ static void put_node(struct bt_buf *b, const struct bt_inf_node *n)
         b,
         "\"page_tokens\":%u,\"pages\":{\"free\":%u,\"cached\":%u,\"leased\":%u,\"quarantined\":%u},"
         "\"waiting\":%u,\"running\":%u,\"prefill_tokens_per_s\":%.1f,\"decode_step_ms\":%.3f,"
-        "\"transferred_bytes_total\":%llu,\"transports\":[",
+        "\"transferred_bytes_total\":%llu,\"local_prefills_total\":%llu,\"transports\":[",
         n->page_tokens, n->pages_free, n->pages_cached, n->pages_leased, n->pages_quarantined,
         n->waiting, n->running, finite_or_0(n->prefill_tokens_per_s),
-        finite_or_0(n->decode_step_ms), (unsigned long long)n->transferred_bytes_total);
+        finite_or_0(n->decode_step_ms), (unsigned long long)n->transferred_bytes_total,
+        (unsigned long long)n->local_prefills_total);
     for (size_t i = 0; i < n->n_transports; i++) {
         bt_buf_adds(b, i > 0 ? ",{" : "{");
         put_text(b, "peer", n->transports[i].peer);
@@ -145,6 +148,7 @@ enum bt_status bt_cluster_json(const struct bt_router *r, struct bt_buf *out)
         bt_buf_addc(out, '{');
         put_text(out, "model", c.model);
         put_text(out, "router_instance", c.router_instance);
+        put_text(out, "local_prefill", c.local_prefill);
         bt_buf_addf(out,
                     "\"ready\":%s,\"draining\":%s,\"context\":%u,\"requests_running\":%u,"
                     "\"requests_waiting\":%u,\"requests_total\":%llu,\"prompt_tokens_total\":%llu,"

@@ -241,6 +241,7 @@ struct bt_inf_timings bt_gen_timings(const struct bt_gen *g)
         at_least(&t.first_token_ms, ch->t_first != 0 ? ch->t_first - g->t_arrival : 0);
         at_least(&t.decode_ms, ch->t_last - ch->t_first);
         t.prefill_tokens += f->prefill.prefill_tokens;
+        t.local_prefills += f->attempt.local;
         t.decode_tokens += ch->n_received > 0 ? ch->n_received - 1 : 0;
         if (f->has_decode) {
             at_least(&t.transfer_ms, f->decode.transfer_ns);

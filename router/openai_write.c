@@ -310,8 +310,9 @@ static void put_timings(struct bt_buf *b, const struct bt_inf_timings *t)
         t->transfer_tail_ms, t->decode_ms, t->detokenize_ms);
     bt_buf_addf(b,
                 "\"prefill_tokens\":%u,\"decode_tokens\":%u,\"transferred_tokens\":%u,"
-                "\"transferred_bytes\":%" PRIu64 "}",
-                t->prefill_tokens, t->decode_tokens, t->transferred_tokens, t->transferred_bytes);
+                "\"transferred_bytes\":%" PRIu64 ",\"local_prefills\":%u}",
+                t->prefill_tokens, t->decode_tokens, t->transferred_tokens, t->transferred_bytes,
+                t->local_prefills);
 }
 
 void bt_openai_close(struct bt_buf *b, const struct bt_inf_usage *u, bool null_usage,

@@ -59,6 +59,12 @@ static void put_u64(struct bt_buf *b, const char *name, uint64_t v)
     bt_buf_addf(b, ",\"%s\":%llu", name, (unsigned long long)v);
 }
 
+static void put_bool(struct bt_buf *b, const char *name, bool v)
+{
+    put_name(b, name);
+    bt_buf_adds(b, v ? "true" : "false");
+}
+
 static void put_time(struct bt_buf *b)
 {
     uint64_t ns = bt_clock_unix_ns();
@@ -87,6 +93,7 @@ static void put_attempt(struct bt_buf *b, const struct bt_rt_attempt *a, uint64_
     bt_buf_addf(b, "{\"first_index\":%u", a->first);
     put_text(b, "prefill", a->prefill_name);
     put_text(b, "decode", a->decode_name);
+    put_bool(b, "local", a->local);
     put_at(b, "start_at_ms", a->t_start, t0);
     put_at(b, "prefilled_at_ms", a->t_prefilled, t0);
     put_at(b, "landed_at_ms", a->t_landed, t0);
@@ -137,6 +144,7 @@ static void put_sequence(struct bt_buf *b, const struct gen_choice *ch)
     put_text(b, "finish_reason", !ch->finished ? NULL : ch->finish == 1 ? "stop" : "length");
     put_text(b, "prefill", ch->prefill_name);
     put_text(b, "decode", ch->decode_name);
+    put_bool(b, "local", f->attempt.local);
     put_u64(b, "prompt_tokens", ch->prompt->n);
     put_u64(b, "completion_tokens", ch->n_out);
     put_u64(b, "cached_tokens", f->prefill.cached_tokens);

@@ -14,10 +14,10 @@
 
 /* ---- legs ---- */
 
-static void charge(struct rt_node *n, struct rt_leg *l, uint64_t tokens)
+static void hold(struct rt_node *n, struct rt_leg *l, uint64_t tokens)
 {
-    n->own_tokens += tokens;
-    l->charge += tokens;
+    n->own_held += tokens;
+    l->held += tokens;
 }
 
 static uint64_t short_part(const struct rt_leg *l)
@@ -25,33 +25,51 @@ static uint64_t short_part(const struct rt_leg *l)
     return l->charge < BT_ADM_SHORT ? l->charge : BT_ADM_SHORT;
 }
 
+/* A prompt to compute. */
+static void charge(struct rt_node *n, struct rt_leg *l, uint64_t tokens)
+{
+    l->charge = tokens;
+    n->own_tokens += tokens;
+    n->fresh_tokens += tokens;
+    n->own_prompts++;
+    n->own_short += short_part(l);
+}
+
+/* It is computed, or given up. */
 static void uncharge(struct rt_node *n, struct rt_leg *l)
 {
-    BT_ASSERT(n->own_tokens >= l->charge && n->own_pages >= l->pages);
-    if (n->hello.role == BT_ROLE_PREFILL && l->charge > 0) {
+    BT_ASSERT(n->own_tokens >= l->charge);
+    if (l->charge > 0) {
         n->own_prompts--;
         n->own_short -= short_part(l);
         n->done_tokens -= n->done_tokens < l->charge ? n->done_tokens : l->charge;
     }
     n->own_tokens -= l->charge;
-    n->own_pages -= l->pages;
-    l->charge = l->pages = 0;
+    l->charge = 0;
 }
 
-static void leg_begin(struct bt_rt_core *c, struct rt_seq *s, enum bt_role role, struct rt_node *n)
+static void unhold(struct rt_node *n, struct rt_leg *l)
+{
+    BT_ASSERT(n->own_held >= l->held && n->own_pages >= l->pages);
+    n->own_held -= l->held;
+    n->own_pages -= l->pages;
+    l->held = l->pages = 0;
+}
+
+/* computes: the prompt; always of a prefill leg. A decode leg holds it, too. */
+static void leg_begin(struct bt_rt_core *c, struct rt_seq *s, enum bt_role role, struct rt_node *n,
+                      bool computes)
 {
     struct rt_leg *l = &s->leg[role];
 
     *l = (struct rt_leg){.session = n->session, .live = true};
     n->own_seqs++;
-    /* A prefill node's load is what it computes, a decode node's what it holds. */
-    charge(n, l, role == BT_ROLE_PREFILL ? s->n_tokens - n->credit : s->n_tokens);
     bt_rt_affinity_note(c->affinity, n->hello.instance, s->chain, s->n_chain);
-    if (role == BT_ROLE_PREFILL) {
-        n->own_prompts++;
-        n->own_short += short_part(l);
-        n->fresh_tokens += l->charge;
-    } else {
+    if (computes) {
+        charge(n, l, s->n_tokens - n->credit);
+    }
+    if (role == BT_ROLE_DECODE) {
+        hold(n, l, s->n_tokens);
         l->pages = bt_rt_pages_of(n, bt_rt_expected_tokens(c, s));
         n->own_pages += l->pages;
     }
@@ -73,6 +91,7 @@ void bt_rt_leg_end(struct bt_rt_core *c, struct rt_seq *s, enum bt_role role, bo
     BT_ASSERT(n->own_seqs > 0);
     n->own_seqs--;
     uncharge(n, l);
+    unhold(n, l);
     c->n_freed++;
     if (cancel) {
         struct bt_rt_action *a = bt_rt_act(c, BT_RT_SEND);
@@ -93,7 +112,7 @@ void bt_rt_attempt_cancel(struct bt_rt_core *c, struct rt_seq *s)
 /* ---- start ---- */
 
 static void send_submit(struct bt_rt_core *c, const struct rt_seq *s, const struct rt_node *to,
-                        const struct rt_node *peer)
+                        const struct rt_node *peer, bool computes)
 {
     struct bt_rt_action *a = bt_rt_act(c, BT_RT_SEND);
 
@@ -107,7 +126,7 @@ static void send_submit(struct bt_rt_core *c, const struct rt_seq *s, const stru
         .tokens = s->tokens,
         .n_prompt = s->n_prompt,
         .sampling = s->sampling,
-        .prompt_logprobs = bt_rt_wants_prompt(s) && to->hello.role == BT_ROLE_PREFILL,
+        .prompt_logprobs = bt_rt_wants_prompt(s) && computes,
         .peer_instance = peer != NULL ? peer->hello.instance : 0,
         .peer_address = peer != NULL ? peer->hello.transfer_address : "",
     };
@@ -159,11 +178,13 @@ enum rt_dispatch bt_rt_attempt_start(struct bt_rt_core *c, uint64_t now, struct 
     if (!bt_rt_resolve(c, s)) {
         return RT_ENDED;
     }
-    enum rt_dispatch d = bt_rt_place(c, s, &pair);
+    enum rt_dispatch d = bt_rt_place(c, now, s, &pair);
 
     if (d != RT_DISPATCHED) {
         return d;
     }
+    bool local = pair.prefill == pair.decode;
+
     bt_rt_next_ticket(c, &t);
     if (!bt_ticket_table_rename(&c->seqs, s, &t)) {
         return RT_NO_ROOM; /* out of memory: again at the next tick */
@@ -175,20 +196,25 @@ enum rt_dispatch bt_rt_attempt_start(struct bt_rt_core *c, uint64_t now, struct 
     s->info.max_tokens = s->sampling.max_tokens;
     s->info.has_decode = false;
     s->info.t_dispatch = s->info.n_attempts == 0 ? now : s->info.t_dispatch;
-    snprintf(s->prefill_name, sizeof s->prefill_name, "%s", pair.prefill->hello.name);
+    snprintf(s->prefill_name, sizeof s->prefill_name, "%s",
+             pair.prefill->hello.name); /* local: the same */
     snprintf(s->decode_name, sizeof s->decode_name, "%s",
              pair.decode != NULL ? pair.decode->hello.name : "");
-    s->info.attempt = (struct bt_rt_attempt){.t_start = now, .first = bt_rt_produced(s)};
+    s->info.attempt =
+        (struct bt_rt_attempt){.t_start = now, .first = bt_rt_produced(s), .local = local};
     memcpy(s->info.attempt.prefill_name, s->prefill_name, sizeof s->prefill_name);
     memcpy(s->info.attempt.decode_name, s->decode_name, sizeof s->decode_name);
-    s->leg[BT_ROLE_DECODE] = (struct rt_leg){0};
-    leg_begin(c, s, BT_ROLE_PREFILL, pair.prefill);
-    send_submit(c, s, pair.prefill, pair.decode);
+    s->leg[BT_ROLE_PREFILL] = s->leg[BT_ROLE_DECODE] = (struct rt_leg){0};
+    if (!local) {
+        leg_begin(c, s, BT_ROLE_PREFILL, pair.prefill, true);
+        send_submit(c, s, pair.prefill, pair.decode, true);
+    }
     if (pair.decode != NULL) {
-        leg_begin(c, s, BT_ROLE_DECODE, pair.decode);
-        send_submit(c, s, pair.decode, pair.prefill);
+        leg_begin(c, s, BT_ROLE_DECODE, pair.decode, local);
+        send_submit(c, s, pair.decode, local ? NULL : pair.prefill, local);
     }
     c->stats.attempts++;
+    c->stats.local += local;
     c->stats.migrated += s->info.n_attempts > 0 && s->reason != BT_ATTEMPT_REFUSED;
     /* Nobody pays for what a node lost. */
     bt_adm_goes(&c->adm, &s->turn, s->info.n_attempts == 0 ? s->n_tokens : 0, now);
@@ -321,6 +347,9 @@ void bt_rt_attempt_check(struct bt_rt_core *c, uint64_t now, struct rt_seq *s)
     if (allowed == 0 || s->finish != 0) {
         return;
     }
+    if (s->info.attempt.local) {
+        p = bt_rt_node(c, s->leg[BT_ROLE_DECODE].session);
+    }
     if (!s->prefill_answered && p != NULL) {
         allowed += (uint64_t)(4e9 * (double)s->n_tokens / bt_rt_prefill_speed(c, p));
     }
@@ -328,7 +357,9 @@ void bt_rt_attempt_check(struct bt_rt_core *c, uint64_t now, struct rt_seq *s)
         return;
     }
     enum bt_role role =
-        s->prefill_answered && s->leg[BT_ROLE_DECODE].live ? BT_ROLE_DECODE : BT_ROLE_PREFILL;
+        !s->leg[BT_ROLE_PREFILL].live || (s->prefill_answered && s->leg[BT_ROLE_DECODE].live)
+            ? BT_ROLE_DECODE
+            : BT_ROLE_PREFILL;
     const char *name = role == BT_ROLE_DECODE ? s->decode_name : s->prefill_name;
     const char *text = bt_rt_say(c, "%s node %s: nothing came for %llu ms", bt_role_name(role),
                                  name, (unsigned long long)((now - s->t_progress) / 1000000));
@@ -397,7 +428,7 @@ static bool accept(struct bt_rt_core *c, struct rt_seq *s, const struct bt_sampl
         uint32_t pages = bt_rt_pages_of(d, s->n_tokens);
         uint32_t more = pages > l->pages ? pages - l->pages : 0;
 
-        charge(d, l, n);
+        hold(d, l, n);
         l->pages += more;
         d->own_pages += more;
     }
@@ -531,6 +562,8 @@ static void take_stats(struct rt_seq *s, enum bt_role role, const struct bt_msg_
         s->info.has_decode = true;
         s->info.decode = s->info.attempt.decode = o->stats;
         s->info.attempt.has_decode = true;
+    }
+    if (role == BT_ROLE_DECODE && !s->info.attempt.local) {
         return;
     }
     s->info.attempt.has_prefill = true;
@@ -557,13 +590,17 @@ void bt_rt_on_output(struct bt_rt_core *c, uint64_t now, struct rt_node *n,
     take_stats(s, role, o);
     take_prompt_logprobs(c, s, o);
     n->caches = n->caches || (o->has_stats && o->stats.cached_tokens > 0);
-    if (role == BT_ROLE_DECODE) {
-        s->info.attempt.t_landed = s->decode_began ? s->info.attempt.t_landed : now;
-        s->decode_began = true;
-    } else if (o->n_tokens > 0) {
+    if ((role == BT_ROLE_PREFILL || s->info.attempt.local) && o->n_tokens > 0) {
         s->info.attempt.t_prefilled = s->prefill_answered ? s->info.attempt.t_prefilled : now;
         s->prefill_answered = true;
         uncharge(n, &s->leg[role]);
+    }
+    if (role == BT_ROLE_DECODE && (!s->info.attempt.local || s->prefill_answered)) {
+        if (!s->decode_began && o->has_stats) {
+            bt_rt_local_learn(c, &o->stats);
+        }
+        s->info.attempt.t_landed = s->decode_began ? s->info.attempt.t_landed : now;
+        s->decode_began = true;
     }
     if (o->n_tokens > 0 && bt_rt_produced(s) == 0 && s->info.n_attempts == 1) {
         bt_rt_first_token(c, now, s);

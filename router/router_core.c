@@ -441,7 +441,7 @@ static void check_waiting(struct bt_rt_core *c, struct rt_seq *s, uint64_t now)
     }
     if (c->ready && (s->ident == 0 || s->ident == c->served)
             ? false
-            : bt_rt_place(c, s, &pair) == RT_NO_PAIR) {
+            : bt_rt_place(c, now, s, &pair) == RT_NO_PAIR) {
         uint64_t since = s->t_wait > c->t_unready ? s->t_wait : c->t_unready;
         bool begun = s->info.n_attempts > 0;
 

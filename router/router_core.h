@@ -25,6 +25,14 @@
 #include "base/status.h"
 #include "proto/session.h"
 
+/* Whose prompts a decode node computes itself (local prefill). */
+enum bt_rt_local {
+    BT_RT_LOCAL_NEVER,
+    BT_RT_LOCAL_AUTO,   /* those with which fewer seconds are waited by that, as far as measured */
+    BT_RT_LOCAL_ALWAYS, /* all: prefill nodes are not needed, and get nothing */
+    BT_RT_LOCAL_TOKENS, /* those with at most local_tokens tokens that the node has not cached */
+};
+
 struct bt_rt_opts {
     uint64_t instance;  /* of this router */
     const char *name;   /* borrowed */
@@ -45,6 +53,8 @@ struct bt_rt_opts {
     uint64_t max_ttft_ns; /* predicted time to the first token above which a newcomer is refused; 0:
                              never */
     uint32_t n_keys;      /* API keys; 0: one that all share */
+    enum bt_rt_local local_prefill;
+    uint32_t local_tokens;
 };
 
 enum bt_rt_action_kind {
@@ -157,6 +167,7 @@ struct bt_rt_attempt {
     uint64_t t_landed;    /* the decode leg's first output came: its pages are there */
     uint64_t t_end;       /* it failed; 0: the current or last attempt */
     uint32_t first;       /* index of the answer's token that it was to produce first */
+    bool local;           /* the decode node computes the prompt: both names are its own */
     bool has_prefill, has_decode;
     struct bt_msg_leg_stats prefill, decode;
     enum bt_attempt_reason reason; /* why it failed */
@@ -212,6 +223,7 @@ bool bt_rt_core_gone(const struct bt_rt_core *c, uint32_t *pos, struct bt_rt_gon
 
 struct bt_rt_stats {
     uint64_t attempts, migrated, stale;
+    uint64_t local;            /* attempts whose prompt the decode node was to compute */
     uint32_t running, waiting; /* sequences */
 };
 const struct bt_rt_stats *bt_rt_core_stats(const struct bt_rt_core *c);

@@ -30,18 +30,19 @@ struct rt_node {
     void *transports;    /* memory of load.transports */
     uint64_t peers_hash; /* of the list last sent */
     /* Load: own is counted at dispatch, others is what the last report had beyond our own at that
-     * time. */
+     * time. Tokens are those of prompts that it is to compute. */
     uint32_t own_seqs, other_seqs;
     uint64_t own_tokens, other_tokens;
     bool caches;     /* it has shown that it has a prefix cache */
     uint32_t credit; /* tokens of the sequence being placed that it likely has cached */
-    /* Prefill: of own, prompts that are not computed yet, with BT_ADM_SHORT tokens at most each; of
-     * own_tokens, those sent since the last report, and those that it saw computed. */
+    /* Of own, prompts that are not computed yet, with BT_ADM_SHORT tokens at most each; of own_tokens,
+     * those sent since the last report, and those that it saw computed. */
     uint32_t own_prompts;
     uint64_t own_short, fresh_tokens, done_tokens;
     uint64_t t_speed; /* its measured speed was news */
-    /* Decode: pages that own sequences will take, and those of others by the last report. */
-    uint64_t own_pages, other_pages;
+    /* Decode: tokens that own sequences hold, pages that they will take, and those of others by the
+     * last report. */
+    uint64_t own_held, own_pages, other_pages;
     uint64_t *cut; /* prefill: decode instances that it cannot reach */
     uint32_t n_cut, cap_cut;
 };
@@ -49,7 +50,8 @@ struct rt_node {
 struct rt_leg {
     uint64_t session; /* 0: none */
     bool live;        /* it may still send, and wants a cancel */
-    uint64_t charge;  /* tokens counted at the node */
+    uint64_t charge;  /* tokens to compute, counted at the node */
+    uint64_t held;    /* tokens that it holds */
     uint32_t pages;   /* and pages */
 };
 
@@ -119,6 +121,7 @@ struct bt_rt_core {
     double answer_mean;              /* tokens of an answer, of late */
     double late_took, late_expected; /* sums over first tokens of late, in ns */
     double prefill_speed;            /* tokens a second of a prefill node, on average */
+    double handoff_ns; /* from the end of a prompt to its last page at the decode node, of late */
     struct bt_rt_stats stats;
     uint64_t served; /* ident of the nodes in use; 0: none yet */
     bool ready;
@@ -238,9 +241,10 @@ const char *bt_rt_no_pair_text(struct bt_rt_core *c, bool with_decode);
 struct rt_pair {
     struct rt_node *prefill, *decode;
 };
-/* Picks the pair for a sequence; decode NULL when the rest of the answer is one token.
- * RT_DISPATCHED: *out is set. */
-enum rt_dispatch bt_rt_place(struct bt_rt_core *c, const struct rt_seq *s, struct rt_pair *out);
+/* Picks the pair for a sequence; decode NULL when the rest of the answer is one token, both the same
+ * node when that computes the prompt and decodes on. RT_DISPATCHED: *out is set. */
+enum rt_dispatch bt_rt_place(struct bt_rt_core *c, uint64_t now, const struct rt_seq *s,
+                             struct rt_pair *out);
 /* Tokens a second, as far as it is known. */
 double bt_rt_prefill_speed(const struct bt_rt_core *c, const struct rt_node *p);
 /* Pages of a decode node that so many tokens take. */
@@ -255,5 +259,21 @@ void bt_rt_first_token(struct bt_rt_core *c, uint64_t now, const struct rt_seq *
 /* After a load report or the loss of a node. */
 void bt_rt_speeds_changed(struct bt_rt_core *c);
 uint32_t bt_rt_context_of(const struct bt_rt_core *c, uint64_t ident, bool with_decode);
+/* Tokens of prompts that a node has still to compute. */
+uint64_t bt_rt_work_at(const struct rt_node *n);
+
+/* ---- router_local.c ---- */
+
+/* A decode node that can compute prompts. */
+bool bt_rt_local_able(const struct rt_node *d);
+/* Prompts are computed by decode nodes only. */
+bool bt_rt_local_only(const struct bt_rt_core *c);
+/* It computes prompts, as a prefill node or alone. */
+bool bt_rt_computes(const struct bt_rt_core *c, const struct rt_node *n);
+/* Whether node d should compute the prompt of s itself rather than prefill node p, of so many. */
+bool bt_rt_local_better(const struct bt_rt_core *c, uint64_t now, const struct rt_seq *s,
+                        const struct rt_node *d, const struct rt_node *p, uint32_t n_prefill);
+/* A decode node has told of a transfer. */
+void bt_rt_local_learn(struct bt_rt_core *c, const struct bt_msg_leg_stats *st);
 
 #endif

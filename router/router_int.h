@@ -34,6 +34,7 @@ struct bt_router {
     const struct bt_template *tmpl; /* NULL: no chat template */
     const char *bos, *eos;          /* texts for the template; may be NULL */
     const char *model_name;
+    const char *local_prefill; /* the option, as given */
     uint64_t instance, started_unix;
     uint64_t request_timeout_ns; /* 0: none */
     uint32_t sequences_max;      /* of one request: as many as may wait */

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include "base/assert.h"
 #include "base/clock.h"
 #include "base/hash.h"
 #include "base/log.h"
@@ -23,13 +24,14 @@
 #include "router/router_model.h"
 #include "router/session_io.h"
 
-#define GRPC_BYTES_MAX  ((size_t)32 << 20)
-#define DRAIN_POLL_NS   (20 * BT_NS_PER_MS)
-#define DRAIN_LINGER_NS (BT_NS_PER_S / 2) /* idle clients may read the goodbye so long */
-#define DRAIN_CUT_NS    (2 * BT_NS_PER_S) /* from the errors that end what still runs to the end */
-#define BUCKETS_TTFT    "0.001,0.0025,0.005,0.01,0.025,0.05,0.1,0.25,0.5,1,2.5,5,10,30,60"
-#define BUCKETS_ITL     "0.0005,0.001,0.0025,0.005,0.01,0.025,0.05,0.1,0.25,0.5,1,2.5,5"
-#define BUCKETS_REQUEST "0.01,0.025,0.05,0.1,0.25,0.5,1,2.5,5,10,30,60,120,300,600"
+#define GRPC_BYTES_MAX   ((size_t)32 << 20)
+#define DRAIN_POLL_NS    (20 * BT_NS_PER_MS)
+#define DRAIN_LINGER_NS  (BT_NS_PER_S / 2) /* idle clients may read the goodbye so long */
+#define LOCAL_TOKENS_MAX 1000000000u
+#define DRAIN_CUT_NS     (2 * BT_NS_PER_S) /* from the errors that end what still runs to the end */
+#define BUCKETS_TTFT     "0.001,0.0025,0.005,0.01,0.025,0.05,0.1,0.25,0.5,1,2.5,5,10,30,60"
+#define BUCKETS_ITL      "0.0005,0.001,0.0025,0.005,0.01,0.025,0.05,0.1,0.25,0.5,1,2.5,5"
+#define BUCKETS_REQUEST  "0.01,0.025,0.05,0.1,0.25,0.5,1,2.5,5,10,30,60,120,300,600"
 
 struct config {
     char *listen, *sessions, *model, *model_name, *api_key_file, *local_prefill, *tls_cert,
@@ -58,7 +60,11 @@ static const struct bt_opt options[] = {
         "File with one API key a line, optionally followed by a name. Without it no key is asked "
         "for."),
     ROW("local-prefill", BT_OPT_STR, local_prefill, "never", 0, 0, "never|auto|always|TOKENS",
-        "When a decode node computes prompts itself. This build knows never."),
+        "Whose prompts a decode node computes itself: nobody's; those with which that is quicker, "
+        "as "
+        "far as measured; everybody's (prefill nodes are not needed then); those with at most so "
+        "many "
+        "tokens that the node has not cached."),
     ROW("name", BT_OPT_STR, name, "router", 0, 0, "NAME",
         "Name of this router in the daemons' logs."),
     ROW("tls-cert", BT_OPT_STR, tls_cert, NULL, 0, 0, "FILE",
@@ -214,19 +220,43 @@ static enum bt_status start_request_log(struct program *p, struct bt_err *err)
     return bt_net_signal_start(r->loop, SIGHUP, on_hup, p, &p->sighup);
 }
 
+static enum bt_status parse_local(const char *text, struct bt_rt_opts *o, struct bt_err *err)
+{
+    static const char *const words[] = {[BT_RT_LOCAL_NEVER] = "never",
+                                        [BT_RT_LOCAL_AUTO] = "auto",
+                                        [BT_RT_LOCAL_ALWAYS] = "always"};
+    char *end = NULL;
+
+    for (unsigned i = 0; i < sizeof words / sizeof words[0]; i++) {
+        if (strcmp(text, words[i]) == 0) {
+            o->local_prefill = (enum bt_rt_local)i;
+            return BT_OK;
+        }
+    }
+    errno = 0;
+    unsigned long n = strtoul(text, &end, 10);
+
+    if (text[0] < '0' || text[0] > '9' || *end != '\0' || errno != 0 || n > LOCAL_TOKENS_MAX) {
+        return bt_err_set(
+            err, BT_ERR_INVALID,
+            "--local-prefill %s: not never, auto, always or a number of tokens up to %u", text,
+            LOCAL_TOKENS_MAX);
+    }
+    o->local_prefill = n > 0 ? BT_RT_LOCAL_TOKENS : BT_RT_LOCAL_NEVER;
+    o->local_tokens = (uint32_t)n;
+    return BT_OK;
+}
+
 static enum bt_status check_config(struct program *p, struct bt_err *err)
 {
+    struct bt_rt_opts o = {0};
     const struct config *c = &p->cfg;
 
     if (c->model == NULL) {
         return bt_err_set(err, BT_ERR_INVALID, "--model DIR_OR_GGUF is missing");
     }
-    if (strcmp(c->local_prefill, "never") != 0) {
-        return bt_err_set(err, BT_ERR_INVALID,
-                          "--local-prefill %s: this build knows only never (prompts are always "
-                          "computed by prefill "
-                          "nodes)",
-                          c->local_prefill);
+    if (parse_local(c->local_prefill, &o, err) != BT_OK) {
+        return BT_ERR_INVALID;
     }
     if ((c->tls_cert == NULL) != (c->tls_key == NULL)) {
         return bt_err_set(err, BT_ERR_INVALID, "--tls-cert and --tls-key: only together");
@@ -287,6 +317,10 @@ static enum bt_status start_core(struct program *p)
         .heartbeat_ns = c->heartbeat,
         .backoff_ns = 20 * BT_NS_PER_MS,
     };
+    struct bt_err none = {0};
+    enum bt_status st = parse_local(c->local_prefill, &opts, &none);
+
+    BT_ASSERT(st == BT_OK); /* checked at start */
 
     bt_random_bytes(opts.seed, sizeof opts.seed);
     bt_random_bytes(&r->instance, sizeof r->instance);
@@ -298,6 +332,7 @@ static enum bt_status start_core(struct program *p)
     r->model_name = c->model_name != NULL ? c->model_name : p->model.name;
     r->started_unix = bt_clock_unix_ns() / BT_NS_PER_S;
     r->request_timeout_ns = c->request_timeout;
+    r->local_prefill = c->local_prefill;
     return bt_router_start(r, &opts);
 }
 

@@ -442,7 +442,7 @@ bool bt_rt_core_node(const struct bt_rt_core *c, uint32_t *pos, struct bt_rt_nod
                                         .hello = &n->hello,
                                         .load = &n->load,
                                         .own_seqs = n->own_seqs,
-                                        .own_tokens = n->own_tokens,
+                                        .own_tokens = n->own_tokens + n->own_held,
                                         .n_cut = n->n_cut};
         bt_rt_node_state(c, n, out->state, sizeof out->state);
         return true;

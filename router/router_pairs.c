@@ -98,8 +98,8 @@ static bool has_pair(const struct bt_rt_core *c, uint64_t ident)
     for (uint32_t i = 0; i < c->n_slots; i++) {
         const struct rt_node *p = &c->nodes[i];
 
-        if (bt_rt_usable(p, BT_ROLE_PREFILL) && p->ident == ident &&
-            any_counterpart(c, p, true) != NULL) {
+        if (bt_rt_computes(c, p) && p->ident == ident &&
+            (bt_rt_local_only(c) || any_counterpart(c, p, true) != NULL)) {
             return true;
         }
     }
@@ -120,7 +120,7 @@ static void choose_served(struct bt_rt_core *c)
         if (n->session == 0 || !n->hello_seen) {
             continue;
         }
-        if (n->hello.role == BT_ROLE_PREFILL && has_pair(c, n->ident)) {
+        if (bt_rt_computes(c, n) && has_pair(c, n->ident)) {
             c->served = n->ident;
             return;
         }
@@ -222,6 +222,10 @@ const char *bt_rt_no_pair_text(struct bt_rt_core *c, bool with_decode)
         if (n->session != 0 && n->hello_seen) {
             role[n->hello.role] = role[n->hello.role] || !n->draining;
         }
+    }
+    if (bt_rt_local_only(c)) {
+        return role[BT_ROLE_DECODE] ? "no decode node that can compute prompts fits the request"
+                                    : "no decode node is connected, and prompts are theirs alone";
     }
     if (!role[BT_ROLE_PREFILL] || (with_decode && !role[BT_ROLE_DECODE])) {
         return bt_rt_say(c, "no %s node is connected",

@@ -48,13 +48,14 @@ uint32_t bt_rt_context_of(const struct bt_rt_core *c, uint64_t ident, bool with_
     for (uint32_t i = 0; i < c->n_slots; i++) {
         const struct rt_node *p = &c->nodes[i];
 
-        if (!bt_rt_usable(p, BT_ROLE_PREFILL) || p->ident != ident || limit_of(p) <= best) {
+        if (!bt_rt_computes(c, p) || p->ident != ident || limit_of(p) <= best) {
             continue;
         }
-        if (!with_decode) {
+        if (!with_decode || bt_rt_local_only(c)) {
             best = limit_of(p);
+            continue;
         }
-        for (uint32_t k = 0; with_decode && k < c->n_slots; k++) {
+        for (uint32_t k = 0; k < c->n_slots; k++) {
             const struct rt_node *d = &c->nodes[k];
 
             if (bt_rt_usable(d, BT_ROLE_DECODE) && bt_rt_may_pair(p, d)) {
@@ -89,7 +90,7 @@ static void set_credits(struct bt_rt_core *c, const struct rt_seq *s)
 
     for (uint32_t i = 0; i < c->n_slots; i++) {
         struct rt_node *n = &c->nodes[i];
-        bool may = n->session != 0 && n->caches && !(echo && n->hello.role == BT_ROLE_PREFILL);
+        bool may = n->session != 0 && n->caches && !(echo && bt_rt_computes(c, n));
         uint32_t tokens =
             may ? bt_rt_affinity_tokens(c->affinity, n->hello.instance, s->chain, s->n_chain) : 0;
 
@@ -107,7 +108,7 @@ void bt_rt_speeds_changed(struct bt_rt_core *c)
     for (uint32_t i = 0; i < c->n_slots; i++) {
         const struct rt_node *p = &c->nodes[i];
 
-        if (bt_rt_usable(p, BT_ROLE_PREFILL) && p->load.prefill_tokens_per_s > 0) {
+        if (bt_rt_computes(c, p) && p->load.prefill_tokens_per_s > 0) {
             sum += p->load.prefill_tokens_per_s;
             n++;
         }
@@ -124,7 +125,7 @@ double bt_rt_prefill_speed(const struct bt_rt_core *c, const struct rt_node *p)
                                                                                          : mean;
 }
 
-static uint64_t work_at(const struct rt_node *p)
+uint64_t bt_rt_work_at(const struct rt_node *p)
 {
     return p->own_tokens + p->other_tokens - p->done_tokens;
 }
@@ -132,7 +133,7 @@ static uint64_t work_at(const struct rt_node *p)
 /* Work that a prompt of so many tokens has in front of it. */
 static uint64_t work_before(const struct rt_node *p, uint64_t n_tokens)
 {
-    uint64_t all = work_at(p);
+    uint64_t all = bt_rt_work_at(p);
     uint64_t others = (uint64_t)(p->other_seqs + 1) * BT_ADM_SHORT;
     uint64_t parts = p->own_short + (p->other_tokens < others ? p->other_tokens : others);
 
@@ -205,11 +206,13 @@ struct choice {
     uint64_t cost;
 };
 
-/* Of the pairs whose decode node has room: the best, and the best whose prefill node takes more. */
+/* Of the pairs whose decode node has room: the best, and the best whose prefill node takes more; and
+ * of the decode nodes that may compute prompts and take more, the best. */
 struct search {
-    struct choice best, open;
-    uint64_t least_ns; /* work of the prefill node with the least */
-    bool any;          /* there are pairs */
+    struct choice best, open, local;
+    uint64_t least_ns;  /* work of the prefill node with the least */
+    bool any;           /* there are pairs */
+    uint32_t n_prefill; /* prefill nodes */
 };
 /* Of equals the first, so that the rotated search decides. */
 static void keep_better(struct choice *best, const struct choice *x)
@@ -224,9 +227,10 @@ static void consider(struct bt_rt_core *c, struct search *x, const struct rt_seq
                      const struct rt_pair *pair, uint64_t tokens)
 {
     const struct rt_node *p = pair->prefill, *d = pair->decode;
-    uint32_t pen = penalty(s, p) + (d != NULL ? penalty(s, d) : 0);
+    uint32_t pen = penalty(s, p) + (d != NULL && d != p ? penalty(s, d) : 0);
     /* The node that has computed the prompt before probably still has it. */
-    uint64_t work = work_at(p) + (p->hello.instance == s->prefer ? 0 : s->n_tokens - p->credit);
+    uint64_t work =
+        bt_rt_work_at(p) + (p->hello.instance == s->prefer ? 0 : s->n_tokens - p->credit);
 
     x->any = true;
     if (d != NULL && !has_room(d, tokens)) {
@@ -234,7 +238,7 @@ static void consider(struct bt_rt_core *c, struct search *x, const struct rt_seq
     }
     struct choice y = {*pair, pen, work_ns(c, p, work) + (d != NULL ? decode_cost(d, tokens) : 0)};
 
-    uint64_t ns = work_ns(c, p, work_at(p));
+    uint64_t ns = work_ns(c, p, bt_rt_work_at(p));
 
     x->least_ns = ns < x->least_ns ? ns : x->least_ns;
     keep_better(&x->best, &y);
@@ -253,6 +257,27 @@ static bool fits(const struct rt_node *n, enum bt_role role, uint64_t ident, uin
     return bt_rt_usable(n, role) && n->ident == ident && limit_of(n) >= tokens;
 }
 
+/* Decode nodes alone. */
+static void search_local(struct bt_rt_core *c, const struct rt_seq *s, uint64_t ident,
+                         struct search *x)
+{
+    uint64_t tokens = (uint64_t)s->n_prompt + s->sampling.max_tokens;
+    struct search alone = {.least_ns = UINT64_MAX};
+
+    for (uint32_t k = 0; k < c->n_slots; k++) {
+        struct rt_node *d = at_rotated(c, BT_ROLE_DECODE, k);
+
+        if (bt_rt_local_able(d) && fits(d, BT_ROLE_DECODE, ident, tokens)) {
+            consider(c, &alone, s, &(struct rt_pair){d, d}, bt_rt_expected_tokens(c, s));
+        }
+    }
+    if (bt_rt_local_only(c)) {
+        *x = alone;
+    } else {
+        x->local = alone.open;
+    }
+}
+
 static void search(struct bt_rt_core *c, const struct rt_seq *s, struct search *x)
 {
     uint64_t ident = s->ident != 0 ? s->ident : c->served;
@@ -261,12 +286,16 @@ static void search(struct bt_rt_core *c, const struct rt_seq *s, struct search *
     bool with_decode = bt_rt_wants_decode(s);
 
     set_credits(c, s);
-    for (uint32_t i = 0; i < c->n_slots; i++) {
+    if (c->opts.local_prefill != BT_RT_LOCAL_NEVER) {
+        search_local(c, s, ident, x);
+    }
+    for (uint32_t i = 0; !bt_rt_local_only(c) && i < c->n_slots; i++) {
         struct rt_node *p = at_rotated(c, BT_ROLE_PREFILL, i);
 
         if (!fits(p, BT_ROLE_PREFILL, ident, tokens)) {
             continue;
         }
+        x->n_prefill++;
         if (!with_decode) {
             consider(c, x, s, &(struct rt_pair){p, NULL}, expected);
             continue;
@@ -288,10 +317,22 @@ static bool worth_it(const struct bt_rt_core *c, const struct search *x)
     const struct rt_node *best = x->best.pair.prefill, *open = x->open.pair.prefill;
 
     return open == best || (open != NULL && x->open.penalty == x->best.penalty &&
-                            work_ns(c, open, work_at(open)) <= x->least_ns);
+                            work_ns(c, open, bt_rt_work_at(open)) <= x->least_ns);
 }
 
-enum rt_dispatch bt_rt_place(struct bt_rt_core *c, const struct rt_seq *s, struct rt_pair *out)
+/* Another than the best pair: a decode node alone. */
+static bool goes_local(const struct bt_rt_core *c, uint64_t now, const struct rt_seq *s,
+                       const struct search *x)
+{
+    const struct rt_node *d = x->local.pair.decode;
+
+    return d != NULL && x->best.pair.prefill != NULL && bt_rt_wants_decode(s) &&
+           x->local.penalty <= x->best.penalty &&
+           bt_rt_local_better(c, now, s, d, x->best.pair.prefill, x->n_prefill);
+}
+
+enum rt_dispatch bt_rt_place(struct bt_rt_core *c, uint64_t now, const struct rt_seq *s,
+                             struct rt_pair *out)
 {
     struct search x = {.least_ns = UINT64_MAX};
 
@@ -299,11 +340,14 @@ enum rt_dispatch bt_rt_place(struct bt_rt_core *c, const struct rt_seq *s, struc
     if (x.best.pair.prefill == NULL) {
         return x.any ? RT_NO_ROOM : RT_NO_PAIR;
     }
-    if (!worth_it(c, &x)) {
+    if (goes_local(c, now, s, &x)) {
+        *out = x.local.pair;
+    } else if (!worth_it(c, &x)) {
         return s->n_avoid > 0 ? RT_HELD : RT_QUEUED;
+    } else {
+        *out = x.open.pair;
+        c->next_node[BT_ROLE_PREFILL] = (uint32_t)out->prefill->session + 1;
     }
-    *out = x.open.pair;
-    c->next_node[BT_ROLE_PREFILL] = (uint32_t)out->prefill->session + 1;
     if (out->decode != NULL) {
         c->next_node[BT_ROLE_DECODE] = (uint32_t)out->decode->session + 1;
     }
@@ -350,9 +394,13 @@ struct bt_rt_forecast bt_rt_forecast_work(const struct bt_rt_core *c, uint64_t n
     for (uint32_t i = 0; i < c->n_slots; i++) {
         const struct rt_node *n = &c->nodes[i];
 
-        if (bt_rt_usable(n, BT_ROLE_DECODE) && n->ident == c->served) {
+        if (n->ident != c->served) {
+            continue;
+        }
+        if (bt_rt_usable(n, BT_ROLE_DECODE)) {
             decode_room = decode_room || has_room(n, n_prompt);
-        } else if (bt_rt_usable(n, BT_ROLE_PREFILL) && n->ident == c->served) {
+        }
+        if (bt_rt_computes(c, n)) {
             uint64_t before = work_before(n, n_prompt), ns = work_ns(c, n, before);
             bool idle = n->own_prompts == 0 && n->other_tokens == 0;
 

@@ -46,6 +46,7 @@ static const struct bt_inf_node nodes[] = {
 static const struct bt_inf_cluster cluster = {
     .model = "m",
     .router_instance = "0123456789abcdef",
+    .local_prefill = "never",
     .n_nodes = 2,
     .nodes = nodes,
     .requests_running = 8,

@@ -225,9 +225,12 @@ static void do_d(struct world *w, const struct bt_dc_action *a)
         e = engine_find(w->de, 0);
         BT_ASSERT(e != NULL);
         *e = (struct engine_job){.job = a->job,
-                                 .n_tokens = a->land->n_tokens,
-                                 .max_tokens = a->land->sampling.max_tokens};
+                                 .n_tokens = a->request->n_tokens,
+                                 .max_tokens = a->request->sampling.max_tokens};
         fly(w, W_LANDED)->job = a->job;
+        break;
+    case BT_DC_ENGINE_SUBMIT:
+        CHECK(false); /* every submit here names a peer */
         break;
     case BT_DC_ENGINE_BEGIN:
         CHECK_EQ(a->token, 100);

@@ -176,15 +176,16 @@ static void test_cluster(void)
                                    .role = "decode",
                                    .running = 2,
                                    .decode_step_ms = 1.5,
+                                   .local_prefills_total = 9,
                                    .transferred_bytes_total = 1ull << 40}};
     struct bt_inf_cluster out;
     struct bt_inf_model model = {"m", 512};
     struct bt_inf_models models;
 
     bt_buf_clear(&buf);
-    CHECK_EQ(
-        bt_inf_cluster_encode(&(struct bt_inf_cluster){"m", "00ff", 2, nodes, 3, 4, 5, 6, 7}, &buf),
-        BT_OK);
+    CHECK_EQ(bt_inf_cluster_encode(
+                 &(struct bt_inf_cluster){"m", "00ff", "auto", 2, nodes, 3, 4, 5, 6, 7}, &buf),
+             BT_OK);
     CHECK_EQ(bt_inf_cluster_decode(buf.data, buf.len, &arena, &out, &err), BT_OK);
     CHECK_EQ(out.n_nodes, 2);
     CHECK_STR(out.nodes[0].transports[0].description, "tcp/lo");
@@ -196,6 +197,8 @@ static void test_cluster(void)
     CHECK(out.requests_running == 3 && out.requests_waiting == 4);
     CHECK(out.requests_total == 5 && out.prompt_tokens_total == 6);
     CHECK_EQ(out.generated_tokens_total, 7);
+    CHECK_STR(out.local_prefill, "auto");
+    CHECK_EQ(out.nodes[1].local_prefills_total, 9);
     bt_buf_clear(&buf);
     CHECK_EQ(bt_inf_models_encode(&(struct bt_inf_models){1, &model}, &buf), BT_OK);
     CHECK_EQ(bt_inf_models_decode(buf.data, buf.len, &arena, &models, &err), BT_OK);

@@ -318,6 +318,7 @@ void fake_start(struct fake_cluster *c, uint32_t n_prefill, uint32_t n_decode)
     r->loop = c->loop;
     r->tok = c->tok;
     r->model_name = "fake";
+    r->local_prefill = "never";
     CHECK_EQ(bt_router_metrics_init(&r->metrics, "0.01,0.1,1", "0.01,0.1", "0.1,1", &err), BT_OK);
     CHECK_EQ(bt_router_start(r, &opts), BT_OK);
     CHECK_EQ(bt_grpc_server_create(c->loop, NULL, &r->grpc), BT_OK);

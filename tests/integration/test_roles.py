@@ -1,0 +1,129 @@
+"""Who computes a prompt: decode nodes that do it themselves. Answers stay what they were, and it is seen."""
+
+import json
+import os
+import threading
+
+import pytest
+
+from cluster import Cluster, longer, parallel, stream_sse, tiny, wait_until
+
+MODEL = tiny("tiny-long")
+
+
+def body(i, n_prompt, max_tokens=60, **params):
+    return {"prompt": [1] + [30 + (i * 13 + j) % 250 for j in range(n_prompt - 1)], "max_tokens": max_tokens, "logprobs": 1,
+            "temperature": 1, "seed": i, "ignore_eos": True, **params}
+
+
+LENGTHS = [1, 5, 16, 17, 33, 48, 49, 120]
+
+
+def answer(cluster, request):
+    a = cluster.json("/v1/completions", request)
+    return a["choices"][0]["text"], a["choices"][0]["logprobs"], a["choices"][0]["finish_reason"]
+
+
+@pytest.fixture(scope="module")
+def undisturbed():
+    with Cluster(MODEL) as c:
+        return [answer(c, body(i, n)) for i, n in enumerate(LENGTHS)]
+
+
+def ask_all(cluster):
+    return parallel([lambda i=i, n=n: answer(cluster, body(i, n)) for i, n in enumerate(LENGTHS)])
+
+
+# ---- local prefill ----
+
+def test_short_prompts_go_to_the_decode_node(undisturbed, tmp_path):
+    log = os.path.join(tmp_path, "requests.jsonl")
+    health = ["--health", "127.0.0.1:0"]
+    with Cluster(MODEL, node=["--prefix-cache", "off"], decode_opts=health,
+                 router_opts=["--local-prefill", "48", "--request-log", log]) as c:
+        assert ask_all(c) == undisturbed
+        c.wait_idle()
+        local = sum(n <= 48 for n in LENGTHS)
+        assert c.metric_sum("baton_local_prefill_total") == local
+        assert c.metric_sum("baton_kv_transferred_tokens_total") == sum(n for n in LENGTHS if n > 48)
+        a = c.complete(body(9, 7)["prompt"], max_tokens=3, timings=True)
+        assert a["usage"]["transferred_tokens"] == 0 and a["timings"]["local_prefills"] == 1
+        assert a["timings"]["prefill_tokens"] == 7
+        _, headers, _ = c.http("/v1/completions", body(9, 7))
+        assert headers["x-baton-prefill"] == headers["x-baton-decode"] == "decode-0"
+        b = c.complete(body(9, 70)["prompt"], max_tokens=3, timings=True)
+        assert b["usage"]["transferred_tokens"] == 70 and b["timings"]["local_prefills"] == 0
+        lines = wait_until("the request log", lambda: (lines := open(log, encoding="utf-8").read().splitlines()) and
+                           len(lines) == len(LENGTHS) + 3 and lines)
+        for line in map(json.loads, lines):
+            (s,) = line["sequences"]
+            assert s["local"] == (line["prompt_tokens"] <= 48) == s["attempts"][0]["local"]
+            assert s["prefill"] == ("decode-0" if s["local"] else "prefill-0")
+        assert c.cluster()["local_prefill"] == "48"
+        wait_until("the node's count", lambda: [n["local_prefills_total"] for n in c.cluster()["nodes"] if n["role"] == "decode"] == [local + 2])
+        c.check_logs()
+
+
+def test_decode_nodes_alone(undisturbed):
+    with Cluster(MODEL, prefill=0, decode=2, router_opts=["--local-prefill", "always"]) as c:
+        assert ask_all(c) == undisturbed
+        assert c.http("/health")[0] == 200
+        one = c.json("/v1/completions", body(0, 1, max_tokens=1))
+        assert one["usage"]["completion_tokens"] == 1
+        echo = c.json("/v1/completions", {**body(3, 17, max_tokens=2), "echo": True})
+        assert echo["usage"]["prompt_tokens"] == 17
+        c.wait_idle()
+        assert c.metric_sum("baton_kv_transferred_tokens_total") == 0
+        c.check_logs()
+
+
+def test_echo_is_the_same():
+    request = {**body(5, 90, max_tokens=4), "echo": True}
+    with Cluster(MODEL) as c:
+        want = answer(c, request)
+    with Cluster(MODEL, router_opts=["--local-prefill", "always"]) as c:
+        assert answer(c, request) == want
+
+
+def test_without_a_prefill_node_it_is_refused():
+    """No fallback: what was to be computed by prefill nodes is not computed elsewhere without a word."""
+    with Cluster(MODEL, prefill=0, decode=1, router_opts=["--no-node-grace", "100ms"], wait=False) as c:
+        wait_until("the node", lambda: c.cluster()["nodes"])
+        status, _, data = c.http("/v1/completions", body(0, 3))
+        assert status == 503 and b"no prefill node is connected" in data
+
+
+def test_auto(undisturbed):
+    with Cluster(MODEL, router_opts=["--local-prefill", "auto"]) as c:
+        for _ in range(3):
+            assert ask_all(c) == undisturbed
+        c.wait_idle()
+        c.check_logs()
+
+
+@pytest.mark.parametrize("value", ["sometimes", "-1", "1e3", "99999999999", ""])
+def test_bad_value(value):
+    with pytest.raises(AssertionError, match="ended with 2(.|\n)*--local-prefill"):
+        Cluster(MODEL, prefill=0, decode=0, router_opts=["--local-prefill=" + value])
+
+
+def test_cancelled_while_a_decode_node_computes(tmp_path):
+    """A long prompt there, chunk by chunk beside a running answer; its client leaves; nothing of it stays."""
+    model = longer(MODEL, 32768, str(tmp_path))
+    with Cluster(model, prefill=0, decode=1, kv_bytes="256MiB", node=["--chunk-tokens", "16", "--prefix-cache", "off"],
+                 router_opts=["--local-prefill", "always"]) as c:
+        want = answer(c, body(1, 20, max_tokens=300))
+        events = []
+        got = []
+        t = threading.Thread(target=lambda: got.extend(stream_sse(c, "/v1/completions", body(1, 20, max_tokens=300), on_event=events.append)))
+        t.start()
+        wait_until("the answer to begin", lambda: len(events) > 2)
+        for i in range(3):
+            try:
+                c.http("/v1/completions", body(50 + i, 20000, max_tokens=4), timeout=0.3)
+            except TimeoutError:
+                pass  # a client that waits no longer, unless the machine is very quick
+        t.join()
+        assert "".join(e["choices"][0]["text"] for e in got) == want[0]
+        c.wait_idle()
+        assert answer(c, body(1, 20, max_tokens=300)) == want

@@ -1,0 +1,398 @@
+/* The router's core with local prefill: which prompts a decode node gets alone, what it counts, and what follows when
+ * such an attempt fails. */
+
+#include <string.h>
+#include "base/clock.h"
+#include "base/mem.h"
+#include "router/router_core.h"
+#include "tests/check.h"
+
+#define MS BT_NS_PER_MS
+
+static struct bt_rt_core *core;
+static uint64_t now;
+static struct {
+    uint64_t session;
+    struct bt_ticket ticket;
+    uint32_t n_tokens;
+    uint64_t peer;
+    bool prompt_logprobs;
+} submits[256];
+static size_t n_submits, n_cancels, n_ends, n_tokens, n_plp;
+static struct bt_rt_end last_end;
+static char end_text[256];
+static bool ready;
+
+static void drain(void)
+{
+    struct bt_rt_action a;
+
+    while (bt_rt_core_next(core, &a)) {
+        if (a.kind == BT_RT_SEND && a.send.kind == BT_FROM_ROUTER_SUBMIT) {
+            const struct bt_msg_submit *m = &a.send.submit;
+
+            submits[n_submits].session = a.session;
+            submits[n_submits].ticket = m->ticket;
+            submits[n_submits].n_tokens = (uint32_t)m->n_tokens;
+            submits[n_submits].peer = m->peer_instance;
+            submits[n_submits++].prompt_logprobs = m->prompt_logprobs;
+        } else if (a.kind == BT_RT_SEND && a.send.kind == BT_FROM_ROUTER_CANCEL) {
+            n_cancels++;
+        } else if (a.kind == BT_RT_TOKENS) {
+            n_tokens += a.tokens.n;
+        } else if (a.kind == BT_RT_PROMPT_LOGPROBS) {
+            n_plp += a.prompt_logprobs.n;
+        } else if (a.kind == BT_RT_END) {
+            n_ends++;
+            last_end = a.end;
+            snprintf(end_text, sizeof end_text, "%s", a.end.text != NULL ? a.end.text : "");
+        } else if (a.kind == BT_RT_READY) {
+            ready = a.ready;
+        }
+    }
+}
+
+static void begin(enum bt_rt_local local, uint32_t local_tokens)
+{
+    const struct bt_rt_opts opts = {.instance = 9,
+                                    .name = "r",
+                                    .seed = {1, 2},
+                                    .seqs_max = 64,
+                                    .queue_max = 32,
+                                    .nodes_max = 16,
+                                    .attempts_max = 4,
+                                    .queue_ns = 30000 * MS,
+                                    .grace_ns = 1000 * MS,
+                                    .migrate_ns = 5000 * MS,
+                                    .progress_ns = 60000 * MS,
+                                    .lease_ns = 30000 * MS,
+                                    .heartbeat_ns = 250 * MS,
+                                    .backoff_ns = 20 * MS,
+                                    .local_prefill = local,
+                                    .local_tokens = local_tokens};
+
+    now = 100000 * MS;
+    n_submits = n_cancels = n_ends = n_tokens = n_plp = 0;
+    ready = false;
+    CHECK_EQ(bt_rt_core_create(&opts, &core), BT_OK);
+}
+
+static void end(void)
+{
+    bt_rt_core_destroy(core);
+    CHECK_EQ(bt_test_live_bytes(), 0);
+}
+
+static uint64_t join(enum bt_role role, uint64_t instance, uint32_t version)
+{
+    uint64_t session = bt_rt_on_session(core, now);
+    struct bt_from_daemon m = {.kind = BT_FROM_DAEMON_HELLO,
+                               .hello = {.version_min = 1,
+                                         .version_max = version,
+                                         .role = role,
+                                         .instance = instance,
+                                         .name = role == BT_ROLE_PREFILL ? "p" : "d",
+                                         .fingerprint = 77,
+                                         .numerics = "f32",
+                                         .kv_layout = "L",
+                                         .model_name = "m",
+                                         .transfer_address = "127.0.0.1:9",
+                                         .backend = "cpu",
+                                         .page_tokens = 16,
+                                         .n_pages = 1000,
+                                         .max_batch = 8,
+                                         .max_tokens = 4096,
+                                         .context = 4096,
+                                         .vocab = 2000,
+                                         .chunk_tokens = 512}};
+
+    bt_rt_on_message(core, now, session, &m);
+    drain();
+    return session;
+}
+
+/* A node's report: prompt tokens a second, ms of a decode step, sequences in its batch. */
+static void load(uint64_t session, double speed, double step, uint32_t running, uint64_t waiting)
+{
+    struct bt_from_daemon m = {.kind = BT_FROM_DAEMON_LOAD,
+                               .load = {.prefill_tokens_per_s = speed,
+                                        .decode_step_ms = step,
+                                        .running = running,
+                                        .waiting_tokens = waiting,
+                                        .pages_free = 1000}};
+
+    bt_rt_on_message(core, now, session, &m);
+    drain();
+}
+
+static uint64_t ask(uint32_t n_prompt, uint32_t max_tokens, bool echo)
+{
+    static const uint32_t prompt[4000] = {11, 12, 13};
+    struct bt_sampling sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = max_tokens};
+    uint64_t seq = 0;
+
+    CHECK_EQ(bt_rt_seq_start(core, now,
+                             &(struct bt_rt_seq_start){.request_id = "r",
+                                                       .tokens = prompt,
+                                                       .n_prompt = n_prompt,
+                                                       .sampling = &sampling,
+                                                       .prompt_logprobs = echo,
+                                                       .deadline = UINT64_MAX},
+                             &seq),
+             BT_OK);
+    drain();
+    return seq;
+}
+
+static void output(size_t submit, uint32_t index, uint32_t n, uint32_t finish)
+{
+    struct bt_sampled list[8] = {0};
+    struct bt_msg_output o = {.ticket = submits[submit].ticket,
+                              .index = index,
+                              .n_tokens = n,
+                              .tokens = list,
+                              .finish = finish,
+                              .has_stats = true,
+                              .stats = {.queue_ns = 5, .prefill_ns = 7, .prefill_tokens = 30}};
+    struct bt_from_daemon m = {.kind = BT_FROM_DAEMON_OUTPUTS, .outputs = {1, &o}};
+
+    bt_rt_on_message(core, now, submits[submit].session, &m);
+    drain();
+}
+
+static uint64_t tokens_at(uint64_t instance)
+{
+    struct bt_rt_node_info info;
+
+    for (uint32_t pos = 0; bt_rt_core_node(core, &pos, &info);) {
+        if (info.instance == instance) {
+            return info.own_tokens;
+        }
+    }
+    return UINT64_MAX;
+}
+
+static void test_tokens(void)
+{
+    begin(BT_RT_LOCAL_TOKENS, 30);
+    (void)join(BT_ROLE_PREFILL, 1, 2);
+    uint64_t d = join(BT_ROLE_DECODE, 2, 2);
+    uint64_t seq = ask(30, 3, false);
+
+    CHECK_EQ(n_submits, 1);
+    CHECK(submits[0].session == d && submits[0].peer == 0 && submits[0].n_tokens == 30);
+    CHECK_EQ(tokens_at(2), 60); /* to compute, and to hold */
+    CHECK_EQ(tokens_at(1), 0);
+    output(0, 0, 1, 0);
+    CHECK_EQ(tokens_at(2), 31);
+    output(0, 1, 1, 0);
+    const struct bt_rt_seq_info *i = bt_rt_seq_info(core, seq);
+
+    CHECK(i->attempt.local && i->has_prefill && i->has_decode);
+    CHECK_EQ(i->prefill.prefill_ns, 7);
+    CHECK_EQ(i->prefill.prefill_tokens, 30);
+    CHECK_STR(i->prefill_name, "d");
+    CHECK_STR(i->decode_name, "d");
+    output(0, 2, 1, 2);
+    CHECK(n_ends == 1 && last_end.kind == BT_RT_FINISHED && last_end.finish == 2 && n_tokens == 3);
+    CHECK_EQ(tokens_at(2), 0);
+    CHECK_EQ(n_cancels, 0);
+    CHECK_EQ(bt_rt_core_stats(core)->local, 1);
+    (void)ask(31, 3, false); /* one too many: a pair */
+    CHECK_EQ(n_submits, 3);
+    CHECK(submits[1].peer == 2 && submits[2].peer == 1);
+    (void)ask(20, 1, false); /* one token: the prefill node alone, as ever */
+    CHECK(n_submits == 4 && submits[3].session != d);
+    CHECK_EQ(bt_rt_core_stats(core)->local, 1);
+    end();
+}
+
+/* A node of an older version would wait for a prefill node. */
+static void test_version(void)
+{
+    begin(BT_RT_LOCAL_TOKENS, 100);
+    (void)join(BT_ROLE_PREFILL, 1, 2);
+    (void)join(BT_ROLE_DECODE, 2, 1);
+    (void)ask(30, 3, false);
+    CHECK_EQ(n_submits, 2);
+    (void)join(BT_ROLE_DECODE, 3, 2);
+    (void)ask(30, 3, false);
+    CHECK_EQ(n_submits, 3);
+    CHECK_EQ(submits[2].peer, 0);
+    end();
+}
+
+/* Without a prefill node only "always" serves. */
+static void test_without_prefill_node(void)
+{
+    static const enum bt_rt_local modes[] = {BT_RT_LOCAL_NEVER, BT_RT_LOCAL_AUTO,
+                                             BT_RT_LOCAL_TOKENS};
+
+    for (unsigned i = 0; i < 3; i++) {
+        begin(modes[i], 100);
+        uint64_t d = join(BT_ROLE_DECODE, 2, 2);
+
+        load(d, 1000, 1, 0, 0);
+        (void)ask(3, 3, false);
+        CHECK(!ready && n_submits == 0);
+        now += 1100 * MS;
+        bt_rt_on_tick(core, now);
+        drain();
+        CHECK(n_ends == 1 && last_end.kind == BT_RT_UNAVAILABLE);
+        CHECK(strstr(end_text, "no prefill node") != NULL);
+        end();
+    }
+    begin(BT_RT_LOCAL_ALWAYS, 0);
+    uint64_t d = join(BT_ROLE_DECODE, 2, 2);
+
+    CHECK(ready);
+    CHECK_EQ(bt_rt_core_context(core), 4096);
+    (void)ask(300, 3, false);
+    (void)ask(5, 1, false);
+    CHECK(n_submits == 2 && submits[0].session == d && submits[1].session == d);
+    (void)join(BT_ROLE_PREFILL, 1, 2);
+    (void)ask(3, 3, false);
+    CHECK(n_submits == 3 && submits[2].session == d);
+    end();
+}
+
+/* Prompt log-probabilities come from the node that computes. */
+static void test_echo(void)
+{
+    begin(BT_RT_LOCAL_ALWAYS, 0);
+    (void)join(BT_ROLE_DECODE, 2, 2);
+    (void)ask(3, 2, true);
+    CHECK(n_submits == 1 && submits[0].prompt_logprobs);
+    struct bt_sampled list[2] = {{.token = 1}, {.token = 2}};
+    struct bt_msg_output o = {.ticket = submits[0].ticket,
+                              .has_logprobs = true,
+                              .prompt_first = 1,
+                              .n_prompt_logprobs = 2,
+                              .prompt_logprobs = list};
+    struct bt_from_daemon m = {.kind = BT_FROM_DAEMON_OUTPUTS, .outputs = {1, &o}};
+
+    bt_rt_on_message(core, now, submits[0].session, &m);
+    drain();
+    CHECK_EQ(n_plp, 2);
+    output(0, 0, 1, 0);
+    output(0, 1, 1, 2);
+    CHECK(n_ends == 1 && last_end.kind == BT_RT_FINISHED && n_tokens == 2);
+    end();
+}
+
+/* Whether one of 64 tokens goes to the decode node alone. p_wait: tokens that wait at P. */
+static bool decides(double p_speed, uint64_t p_wait, double d_speed, uint32_t d_running)
+{
+    begin(BT_RT_LOCAL_AUTO, 0);
+    uint64_t p = join(BT_ROLE_PREFILL, 1, 2), d = join(BT_ROLE_DECODE, 2, 2);
+
+    load(p, p_speed, 0, 0, p_wait);
+    load(d, d_speed, 2, d_running, 0);
+    (void)ask(64, 3, false);
+    bool local = n_submits == 1 && submits[0].session == d;
+
+    CHECK(local || n_submits == 2);
+    end();
+    return local;
+}
+
+static void test_auto(void)
+{
+    CHECK(!decides(2000, 0, 1900, 0));    /* as quick, but no quicker */
+    CHECK(decides(2000, 0, 2200, 0));     /* quicker */
+    CHECK(!decides(2000, 0, 2200, 4));    /* four others would be held up */
+    CHECK(decides(2000, 900, 1900, 4));   /* the prefill node has nearly half a second to do */
+    CHECK(!decides(2000, 900, 1900, 30)); /* thirty others */
+    CHECK(!decides(2000, 0, 100, 0));     /* made for decoding */
+    CHECK(!decides(2000, 900, 0, 1));     /* unknown, and busy: not tried */
+}
+
+/* A speed that nobody has measured, or long ago, is measured on an idle node. */
+static void test_auto_learns(void)
+{
+    begin(BT_RT_LOCAL_AUTO, 0);
+    uint64_t p = join(BT_ROLE_PREFILL, 1, 2), d = join(BT_ROLE_DECODE, 2, 2);
+
+    load(p, 2000, 0, 0, 100);
+    load(d, 0, 0, 0, 0);
+    (void)ask(600, 2, false); /* too long to try with */
+    CHECK_EQ(n_submits, 2);
+    output(0, 0, 1, 0);
+    output(1, 0, 1, 0);
+    output(1, 1, 1, 2);
+    CHECK_EQ(n_ends, 1);
+    load(p, 2000, 0, 0, 100);
+    load(d, 0, 0, 0, 0);
+    (void)ask(64, 2, false);
+    CHECK_EQ(n_submits, 3);
+    CHECK_EQ(submits[2].session, d);
+    output(2, 0, 1, 0);
+    output(2, 1, 1, 2);
+    load(d, 300, 1, 0, 0); /* slow */
+    (void)ask(64, 2, false);
+    CHECK_EQ(n_submits, 5);
+    end();
+}
+
+/* Refused there: another pair, and the node is avoided for that sequence. Lost: begun again with what was delivered. */
+static void test_failures(void)
+{
+    begin(BT_RT_LOCAL_TOKENS, 100);
+    (void)join(BT_ROLE_PREFILL, 1, 2);
+    uint64_t d = join(BT_ROLE_DECODE, 2, 2);
+
+    (void)ask(30, 3, false);
+    struct bt_from_daemon m = {.kind = BT_FROM_DAEMON_ATTEMPT_END,
+                               .attempt_end = {submits[0].ticket, BT_ATTEMPT_REFUSED, "full"}};
+
+    bt_rt_on_message(core, now, d, &m);
+    drain();
+    CHECK_EQ(tokens_at(2), 0);
+    (void)join(BT_ROLE_DECODE, 3, 2);
+    now += 100 * MS;
+    bt_rt_on_tick(core, now);
+    drain();
+    CHECK_EQ(n_submits, 2);
+    CHECK(submits[1].peer == 0 && submits[1].session != d);
+    output(1, 0, 2, 0);
+    bt_rt_on_session_lost(core, now, submits[1].session, "gone");
+    drain();
+    now += 100 * MS;
+    bt_rt_on_tick(core, now);
+    drain();
+    /* what is left has failed there once: a pair with the same node is no better, so alone again */
+    CHECK(n_submits >= 3 && submits[2].n_tokens == 32);
+    CHECK_EQ(n_ends, 0);
+    end();
+}
+
+/* A node that never answers is given up. */
+static void test_progress(void)
+{
+    begin(BT_RT_LOCAL_ALWAYS, 0);
+    uint64_t d = join(BT_ROLE_DECODE, 2, 2);
+
+    (void)ask(64, 3, false);
+    for (unsigned i = 0; i < 62; i++) {
+        now += 1000 * MS;
+        load(d, 2000, 1, 0, 0);
+        bt_rt_on_tick(core, now);
+        drain();
+    }
+    CHECK_EQ(n_cancels, 1);
+    CHECK_EQ(n_submits, 2);
+    end();
+}
+
+int main(void)
+{
+    test_tokens();
+    test_version();
+    test_without_prefill_node();
+    test_echo();
+    test_auto();
+    test_auto_learns();
+    test_failures();
+    test_progress();
+    return bt_test_done();
+}
