@@ -288,7 +288,7 @@ static void receive_end(struct bt_sim *s, struct sim_node *n, uint32_t at, bool 
 
 static void on_receive_failed(struct bt_sim *s, struct sim_event *e)
 {
-    if (s->ops[e->i].used && s->ops[e->i].recv_open) {
+    if (s->ops[e->i].used && s->ops[e->i].recv_open && s->ops[e->i].number == e->a) {
         receive_end(s, s->procs[e->proc].node, e->i, false);
         sim_op_put(s, e->i);
     }
@@ -299,9 +299,11 @@ void sim_receives_fail(struct bt_sim *s, uint32_t conn)
 {
     for (uint32_t i = 0; i < s->n_ops; i++) {
         if (s->ops[i].used && s->ops[i].conn == conn && s->ops[i].recv_open) {
-            sim_post(s, s->now + sim_between(s, 0, 50 * SIM_MS), s->conns[conn].proc[SIDE_D],
-                     on_receive_failed)
-                ->i = i;
+            struct sim_event *e = sim_post(s, s->now + sim_between(s, 0, 50 * SIM_MS),
+                                           s->conns[conn].proc[SIDE_D], on_receive_failed);
+
+            e->i = i;
+            e->a = s->ops[i].number;
         }
     }
 }
