@@ -503,14 +503,9 @@ void bt_dc_on_engine_failed(struct bt_dc_core *c, uint64_t now, uint64_t job, en
     job_give_up(c, j, reason, c->text);
 }
 
-/* With a prefix cache every group sees the whole context, and all groups begin at the same page. */
-static uint32_t cached_tokens(const struct bt_dc_core *c, const uint32_t *first_page)
-{
-    return c->opts.window[0] == 0 ? first_page[0] * c->opts.page_tokens : 0;
-}
-
-void bt_dc_on_engine_landed(struct bt_dc_core *c, uint64_t now, uint64_t job, uint32_t n_pages,
-                            const uint32_t *first_page, const uint32_t *const *page_ids)
+void bt_dc_on_engine_landed(struct bt_dc_core *c, uint64_t now, uint64_t job, uint32_t n_cached,
+                            uint32_t n_pages, const uint32_t *first_page,
+                            const uint32_t *const *page_ids)
 {
     struct dc_job *j = live_job(c, job);
 
@@ -526,7 +521,8 @@ void bt_dc_on_engine_landed(struct bt_dc_core *c, uint64_t now, uint64_t job, ui
         return;
     }
     j->generation = generation;
-    j->n_cached = cached_tokens(c, first_page);
+    BT_ASSERT(n_cached <= j->req.n_tokens);
+    j->n_cached = n_cached;
     j->t_granted = now;
     j->t_progress = now;
     j->land_open = true;

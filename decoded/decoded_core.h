@@ -29,8 +29,6 @@ struct bt_dc_opts {
     uint32_t parked_max;
     uint32_t n_groups;
     uint32_t n_layers[BT_CONTROL_GROUPS_MAX];
-    uint32_t window[BT_CONTROL_GROUPS_MAX]; /* 0: full attention */
-    uint32_t page_tokens;
     uint64_t park_ns;     /* a `started` waits so long for its submit */
     uint64_t transfer_ns; /* a landing without progress is given up, and so is a prompt that is to
                              be computed here and does not start */
@@ -113,10 +111,11 @@ void bt_dc_on_router_lost(struct bt_dc_core *c, uint64_t now, uint32_t router);
 /* From the engine. */
 void bt_dc_on_engine_failed(struct bt_dc_core *c, uint64_t now, uint64_t job, enum bt_status st,
                             const char *text);
-/* Pages before first_page are not wanted: outside the group's window or, where it has none, here from
- * the prefix cache. */
-void bt_dc_on_engine_landed(struct bt_dc_core *c, uint64_t now, uint64_t job, uint32_t n_pages,
-                            const uint32_t *first_page, const uint32_t *const *page_ids);
+/* Pages before first_page are not wanted: outside the group's window, or here from the prefix cache.
+ * n_cached: tokens that are; n_pages: of all tokens. */
+void bt_dc_on_engine_landed(struct bt_dc_core *c, uint64_t now, uint64_t job, uint32_t n_cached,
+                            uint32_t n_pages, const uint32_t *first_page,
+                            const uint32_t *const *page_ids);
 /* Of a job that is computed here: its first chunk begins; the prefix cache had n_cached tokens. */
 void bt_dc_on_engine_started(struct bt_dc_core *c, uint64_t now, uint64_t job, uint32_t n_cached);
 void bt_dc_on_engine_prompt_logprobs(struct bt_dc_core *c, uint64_t now, uint64_t job,

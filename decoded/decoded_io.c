@@ -164,8 +164,8 @@ static void on_engine(void *arg, const struct bt_engine_ev *ev)
         bt_dc_on_engine_failed(d->core, now, ev->job, ev->status, ev->text);
         break;
     case BT_ENGINE_EV_LANDED:
-        bt_dc_on_engine_landed(d->core, now, ev->job, ev->landed.n_pages, ev->landed.first_page,
-                               ev->landed.page_ids);
+        bt_dc_on_engine_landed(d->core, now, ev->job, ev->n_cached, ev->landed.n_pages,
+                               ev->landed.first_page, ev->landed.page_ids);
         break;
     case BT_ENGINE_EV_TOKEN:
         bt_dc_on_engine_token(d->core, now, ev->job, ev->token.index, &ev->token.sampled,
@@ -333,14 +333,12 @@ static void on_ready(void *arg, struct bt_node *n)
         .max_jobs = n->cfg.max_jobs,
         .parked_max = PARKED_MAX,
         .n_groups = n->layout->n_groups,
-        .page_tokens = n->cfg.page_tokens,
         .park_ns = n->cfg.lease,
         .transfer_ns = n->cfg.transfer_deadline,
     };
 
     for (uint32_t g = 0; g < o.n_groups; g++) {
         o.n_layers[g] = n->layout->groups[g].n_layers;
-        o.window[g] = n->layout->groups[g].window;
     }
     d->node = n;
     bt_node_hist_init(n, &d->transfer_seconds);

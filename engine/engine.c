@@ -250,9 +250,9 @@ bt_seq_id bt_engine_page_holder(const struct bt_engine *e, uint32_t group, uint3
     return bt_pages_info(bt_batch_pages(e->batch, group), page).holder;
 }
 
-bool bt_engine_caches(const struct bt_engine *e)
+const struct bt_prefix_change *bt_engine_cache_changes(struct bt_engine *e, uint32_t *n)
 {
-    return bt_batch_caches(e->batch);
+    return bt_batch_cache_changes(e->batch, n);
 }
 
 uint32_t bt_engine_max_tokens(const struct bt_engine *e)

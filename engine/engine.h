@@ -19,6 +19,7 @@
 #include "base/status.h"
 #include "base/sampling.h"
 #include "model/model.h"
+#include "sched/prefix_index.h"
 
 struct bt_engine;
 
@@ -38,8 +39,7 @@ struct bt_engine_opts {
     uint32_t max_batch;     /* sequences decoded in one step */
     uint32_t max_seqs;      /* sequences known at once, waiting ones included; more: BT_ERR_BUSY */
     /* Keep full pages of sequences that are over, while there is room, and let later ones with the
-     * same first tokens use them. The same bits come out. Only for models whose layers all see the
-     * whole context: elsewhere there is no cache, see bt_engine_caches. */
+     * same first tokens use them. The same bits come out. */
     bool prefix_cache;
     void (*load_progress)(void *arg, double fraction);
     void *load_arg;
@@ -122,8 +122,9 @@ struct bt_engine_pages bt_engine_pages(const struct bt_engine *e);
 /* Who holds a page of a group (page < its n_pages); 0: nobody; BT_PAGE_SHARED: it has or had
  * several holders. */
 bt_seq_id bt_engine_page_holder(const struct bt_engine *e, uint32_t group, uint32_t page);
-/* Whether there is a prefix cache: asked for, and possible with this model. */
-bool bt_engine_caches(const struct bt_engine *e);
+/* Blocks of tokens that came into the prefix cache or left it since the last call: see
+ * bt_batch_cache_changes(). To be called after each step, land, start and release. */
+const struct bt_prefix_change *bt_engine_cache_changes(struct bt_engine *e, uint32_t *n);
 /* Largest sequence (tokens) that an empty pool holds; at most the model's context. */
 uint32_t bt_engine_max_tokens(const struct bt_engine *e);
 

@@ -40,6 +40,8 @@ struct bt_engine {
 };
 
 void seq_free(struct bt_engine *e, uint32_t slot);
+/* Copies what the scheduler found in pages of others for a sequence that starts or lands. */
+void seq_copy_cached(struct bt_engine *e, const struct bt_batch_seq *b);
 /* What a token at an index of the answer means for its sequence. */
 enum bt_finish seq_finish(const struct bt_engine *e, const struct seq *s, uint32_t token,
                           uint32_t index);

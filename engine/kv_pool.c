@@ -45,6 +45,18 @@ enum bt_status bt_kv_pool_init(struct bt_kv_pool *p, struct bt_kctx *k,
     return BT_OK;
 }
 
+void bt_kv_pool_copy(struct bt_kv_pool *p, uint32_t group, uint32_t n_layers, uint32_t from,
+                     uint32_t to)
+{
+    uint8_t *layer = p->kv.groups[group].base;
+
+    for (uint32_t l = 0; l < n_layers && from != to; l++) {
+        bt_k_copy(p->k, layer + to * p->page_layer_bytes, layer + from * p->page_layer_bytes,
+                  p->page_layer_bytes);
+        layer += p->kv.groups[group].layer_stride;
+    }
+}
+
 void bt_kv_pool_fini(struct bt_kv_pool *p)
 {
     for (uint32_t g = 0; g < p->n_groups; g++) {

@@ -26,6 +26,9 @@ struct bt_kv_pool_opts {
 enum bt_status bt_kv_pool_init(struct bt_kv_pool *p, struct bt_kctx *k,
                                const struct bt_model_info *info, const struct bt_kv_pool_opts *opts,
                                struct bt_err *err) BT_NODISCARD;
+/* Copies a page of a group, all layers; from == to: nothing to do. */
+void bt_kv_pool_copy(struct bt_kv_pool *p, uint32_t group, uint32_t n_layers, uint32_t from,
+                     uint32_t to);
 void bt_kv_pool_fini(struct bt_kv_pool *p); /* legal on a zeroed pool */
 
 #endif

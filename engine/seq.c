@@ -17,6 +17,14 @@ void seq_free(struct bt_engine *e, uint32_t slot)
     *s = (struct seq){0};
 }
 
+void seq_copy_cached(struct bt_engine *e, const struct bt_batch_seq *b)
+{
+    for (uint32_t g = 0; b->n_copied > 0 && g < e->info->n_groups; g++) {
+        bt_kv_pool_copy(&e->pool, g, e->info->groups[g].n_layers, b->copy_from[g],
+                        b->pages[g][b->n_shared]);
+    }
+}
+
 enum bt_finish seq_finish(const struct bt_engine *e, const struct seq *s, uint32_t token,
                           uint32_t index)
 {
@@ -199,10 +207,13 @@ enum bt_status bt_engine_land(struct bt_engine *e, const struct bt_engine_req *r
     }
     const struct bt_batch_seq *b = bt_batch_seq(e->batch, slot);
 
+    uint32_t first = b->n_shared + (b->n_copied > 0);
+
+    seq_copy_cached(e, b);
     *out = (struct bt_engine_landing){
-        .seq = b->id, .n_pages = b->n_paged, .n_cached = b->n_shared * e->opts.page_tokens};
+        .seq = b->id, .n_pages = b->n_paged, .n_cached = bt_batch_n_cached(e->batch, b)};
     for (uint32_t g = 0; g < e->info->n_groups; g++) {
-        out->first_page[g] = b->first_page[g] > b->n_shared ? b->first_page[g] : b->n_shared;
+        out->first_page[g] = b->first_page[g] > first ? b->first_page[g] : first;
         out->page_ids[g] = b->pages[g];
     }
     return BT_OK;

@@ -168,17 +168,23 @@ static void deliver(struct bt_engine *e)
 /* The prompt's pages from the prefix cache: complete in every layer from the start. */
 static void report_cached(struct bt_engine *e, const struct bt_batch_seq *b)
 {
-    struct bt_engine_page_event ev = {.seq = b->id, .end = b->n_shared, .page_ids = b->pages[0]};
+    struct bt_engine_page_event ev = {.seq = b->id, .end = b->n_shared};
 
-    for (ev.layer = 0; ev.layer < e->info->groups[0].n_layers; ev.layer++) {
-        e->hooks.on_pages(e->hooks.arg, &ev);
+    for (ev.group = 0; ev.group < e->info->n_groups; ev.group++) {
+        ev.first = bt_batch_first_visible(e->batch, ev.group, b->n_tokens);
+        ev.page_ids = b->pages[ev.group];
+        for (ev.layer = 0; ev.first < ev.end && ev.layer < e->info->groups[ev.group].n_layers;
+             ev.layer++) {
+            e->hooks.on_pages(e->hooks.arg, &ev);
+        }
     }
 }
 
 static void tell_started(struct bt_engine *e, const struct bt_batch_seq *b)
 {
+    seq_copy_cached(e, b);
     if (e->hooks.on_started != NULL) {
-        e->hooks.on_started(e->hooks.arg, b->id, b->n_shared * e->opts.page_tokens);
+        e->hooks.on_started(e->hooks.arg, b->id, bt_batch_n_cached(e->batch, b));
     }
     if (b->hold && b->n_shared > 0 && e->hooks.on_pages != NULL) {
         report_cached(e, b);

@@ -43,6 +43,11 @@ void bt_k_read(struct bt_kctx *k, void *host, const void *dev, size_t bytes)
     k->ops->read(k, host, dev, bytes);
 }
 
+void bt_k_copy(struct bt_kctx *k, void *dev, const void *from, size_t bytes)
+{
+    k->ops->copy(k, dev, from, bytes);
+}
+
 void *bt_k_host(struct bt_kctx *k, void *dev)
 {
     return k->ops->host(k, dev);

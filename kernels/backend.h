@@ -98,7 +98,9 @@ void *bt_k_alloc(struct bt_kctx *k, size_t bytes) BT_NODISCARD;
 void bt_k_free(struct bt_kctx *k, void *dev, size_t bytes);
 void bt_k_write(struct bt_kctx *k, void *dev, const void *host, size_t bytes);
 void bt_k_read(struct bt_kctx *k, void *host, const void *dev,
-               size_t bytes);                  /* after all earlier calls */
+               size_t bytes); /* after all earlier calls */
+/* From device memory to device memory, after all earlier calls; the ranges do not overlap. */
+void bt_k_copy(struct bt_kctx *k, void *dev, const void *from, size_t bytes);
 void *bt_k_host(struct bt_kctx *k, void *dev); /* the host address of device memory, or NULL */
 enum bt_status bt_k_sync(struct bt_kctx *k) BT_NODISCARD; /* device faults surface here */
 

@@ -12,6 +12,7 @@ struct bt_backend_ops {
     void *(*alloc)(struct bt_kctx *k, size_t bytes);
     void (*free)(struct bt_kctx *k, void *dev, size_t bytes);
     void (*write)(struct bt_kctx *k, void *dev, const void *host, size_t bytes);
+    void (*copy)(struct bt_kctx *k, void *dev, const void *from, size_t bytes);
     void (*read)(struct bt_kctx *k, void *host, const void *dev, size_t bytes);
     void *(*host)(struct bt_kctx *k, void *dev);
     enum bt_status (*sync)(struct bt_kctx *k);

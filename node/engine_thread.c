@@ -296,7 +296,7 @@ static void do_land(struct bt_engine_thread *t, const struct cmd *c)
     }
     uint32_t n_groups = bt_engine_model(t->engine)->n_groups;
     uint32_t *ids = bt_alloc((size_t)n_groups * l.n_pages * sizeof *ids);
-    struct bt_engine_ev ev = {.kind = BT_ENGINE_EV_LANDED, .job = c->job};
+    struct bt_engine_ev ev = {.kind = BT_ENGINE_EV_LANDED, .job = c->job, .n_cached = l.n_cached};
 
     if (ids == NULL) {
         bt_engine_release(t->engine, l.seq);

@@ -36,7 +36,7 @@ struct bt_engine_ev {
     uint64_t job;
     enum bt_status status;
     const char *text;
-    uint32_t n_cached; /* STARTED: tokens whose KV the prefix cache had */
+    uint32_t n_cached; /* STARTED, LANDED: tokens whose KV the prefix cache had */
     struct {
         uint32_t group, layer, first, end; /* absolute page numbers */
         const uint32_t *page_ids;          /* [end - first]: of pages first, first + 1, … */

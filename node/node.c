@@ -493,10 +493,7 @@ static enum bt_status start_engine(struct bt_node *n, struct bt_err *err)
                 "sequence, prefix cache %s",
                 n->model->name, n->model->arch, (double)n->model->n_params / 1e6,
                 (double)(bt_clock_ns() - t0) / 1e6, bt_engine_describe(e), n->layout->kv_layout,
-                bt_engine_max_tokens(e),
-                bt_engine_caches(e)        ? "on"
-                : n->cfg.prefix_cache != 0 ? "off, the model has sliding windows"
-                                           : "off");
+                bt_engine_max_tokens(e), n->cfg.prefix_cache != 0 ? "on" : "off");
     log_pool(n->layout);
     st = bt_engine_thread_start(n->loop, e, n->cfg.max_jobs, on_engine, n, &n->engine);
     return st == BT_OK ? BT_OK : bt_err_set(err, st, "cannot start the engine thread");

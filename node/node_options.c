@@ -36,8 +36,7 @@
         ROW("max-seqs", BT_OPT_U32, max_jobs, "1024", 1, 65536, NULL, "N",                         \
             "Sequences known at once, waiting ones included; more are refused."),                  \
         ROW("prefix-cache", BT_OPT_ENUM, prefix_cache, "off", 0, 0, "off|on", NULL,                \
-            "Keep KV pages of finished sequences for later ones that begin alike. Models with "    \
-            "sliding windows have none."),                                                         \
+            "Keep KV pages of finished sequences for later ones that begin alike."),               \
         ROW("name", BT_OPT_STR, name, NULL, 0, 0, NULL, "NAME",                                    \
             "Name of this node in status and metrics (default: role and process id)."),            \
         ROW("heartbeat", BT_OPT_DURATION, heartbeat, "250ms", 1e6, 60e9, NULL, "MS",               \

@@ -171,7 +171,7 @@ void sim_decode_engine(struct bt_sim *s, struct sim_node *n, const struct sim_en
         for (uint32_t g = 0; g < s->cfg.n_groups; g++) {
             tables[g] = m->ids + (size_t)g * m->end;
         }
-        bt_dc_on_engine_landed(n->dc, s->now, m->job, m->end, m->first_page, tables);
+        bt_dc_on_engine_landed(n->dc, s->now, m->job, m->first, m->end, m->first_page, tables);
         break;
     case EV_TOKEN:
         bt_dc_on_engine_token(n->dc, s->now, m->job, m->index, &m->sampled, m->finish);

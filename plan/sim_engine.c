@@ -177,6 +177,36 @@ static enum bt_status add(struct bt_sim *s, struct sim_node *n, const struct sim
                 : bt_batch_submit(n->engine.batch, &b, slot);
 }
 
+/* The page must be this sequence's: one that is written has no other holder, and none before; one
+ * that is read may be shared. */
+static void check_holder(struct bt_sim *s, const struct sim_node *n, const struct bt_batch_seq *b,
+                         uint32_t group, uint32_t page, bool write)
+{
+    struct bt_page_info i = page == BT_BATCH_NO_PAGE
+                                ? (struct bt_page_info){0}
+                                : bt_pages_info(bt_batch_pages(n->engine.batch, group), page);
+    bool own = i.holder == b->id && i.n_refs == 1;
+
+    if (i.state != BT_PAGE_LEASED || !(own || (!write && i.holder == BT_PAGE_SHARED))) {
+        sim_fail(s, "%s: a step %s page %u of group %u, which is not its own",
+                 s->procs[n->proc].name, write ? "writes" : "reads", page, group);
+    }
+}
+
+/* As seq_copy_cached() of engine/seq.c. */
+static void copy_cached(struct bt_sim *s, struct sim_node *n, const struct bt_batch_seq *b)
+{
+    for (uint32_t g = 0; b->n_copied > 0 && g < s->cfg.n_groups; g++) {
+        uint32_t to = b->pages[g][b->n_shared];
+
+        check_holder(s, n, b, g, to, true);
+        for (uint32_t l = 0; l < s->cfg.n_layers[g]; l++) {
+            memmove(sim_engine_page(s, n, g, l, to), sim_engine_page(s, n, g, l, b->copy_from[g]),
+                    s->cfg.page_tokens * sizeof(uint64_t));
+        }
+    }
+}
+
 static void do_add(struct bt_sim *s, struct sim_node *n, const struct sim_cmd *c)
 {
     struct sim_engine *x = &n->engine;
@@ -202,9 +232,13 @@ static void do_add(struct bt_sim *s, struct sim_node *n, const struct sim_cmd *c
         uint32_t ids[SIM_GROUPS_MAX * 128];
 
         BT_ASSERT(b->n_paged <= 128);
-        s->result.n_hits[n->role] += b->n_shared > 0;
+        uint32_t first = b->n_shared + (b->n_copied > 0);
+
+        copy_cached(s, n, b);
+        m.first = bt_batch_n_cached(x->batch, b);
+        s->result.n_hits[n->role] += m.first > 0;
         for (uint32_t g = 0; g < s->cfg.n_groups; g++) {
-            m.first_page[g] = b->first_page[g] > b->n_shared ? b->first_page[g] : b->n_shared;
+            m.first_page[g] = b->first_page[g] > first ? b->first_page[g] : first;
             memcpy(ids + (size_t)g * b->n_paged, b->pages[g], b->n_paged * sizeof *ids);
         }
         emit(s, n, &m, ids, (size_t)s->cfg.n_groups * b->n_paged);
@@ -294,12 +328,11 @@ static void report_cached(struct bt_sim *s, struct sim_node *n, const struct bt_
     struct sim_engine_msg m = {
         .kind = EV_PAGES, .job = job_of_seq(&n->engine, b->id), .end = b->n_shared};
 
-    if (b->n_shared == 0) {
-        return;
-    }
-    s->result.n_hits[n->role]++;
-    for (m.layer = 0; b->hold && m.layer < s->cfg.n_layers[0]; m.layer++) {
-        emit(s, n, &m, b->pages[0], b->n_shared);
+    for (m.group = 0; b->hold && m.group < s->cfg.n_groups; m.group++) {
+        m.first = bt_batch_first_visible(n->engine.batch, m.group, b->n_tokens);
+        for (m.layer = 0; m.first < m.end && m.layer < s->cfg.n_layers[m.group]; m.layer++) {
+            emit(s, n, &m, b->pages[m.group] + m.first, m.end - m.first);
+        }
     }
 }
 
@@ -317,29 +350,15 @@ static void tell_plan(struct bt_sim *s, struct sim_node *n)
     }
     for (uint32_t i = 0; i < x->plan.n_started; i++) {
         const struct bt_batch_seq *b = bt_batch_seq(x->batch, x->plan.started[i]);
+        uint32_t n_cached = bt_batch_n_cached(x->batch, b);
 
+        copy_cached(s, n, b);
+        s->result.n_hits[n->role] += n_cached > 0;
         emit(s, n,
-             &(struct sim_engine_msg){.kind = EV_STARTED,
-                                      .job = job_of_seq(x, b->id),
-                                      .first = b->n_shared * s->cfg.page_tokens},
+             &(struct sim_engine_msg){
+                 .kind = EV_STARTED, .job = job_of_seq(x, b->id), .first = n_cached},
              NULL, 0);
         report_cached(s, n, b);
-    }
-}
-
-/* The page must be this sequence's: one that is written has no other holder, and none before; one
- * that is read may be shared. */
-static void check_holder(struct bt_sim *s, const struct sim_node *n, const struct bt_batch_seq *b,
-                         uint32_t group, uint32_t page, bool write)
-{
-    struct bt_page_info i = page == BT_BATCH_NO_PAGE
-                                ? (struct bt_page_info){0}
-                                : bt_pages_info(bt_batch_pages(n->engine.batch, group), page);
-    bool own = i.holder == b->id && i.n_refs == 1;
-
-    if (i.state != BT_PAGE_LEASED || !(own || (!write && i.holder == BT_PAGE_SHARED))) {
-        sim_fail(s, "%s: a step %s page %u of group %u, which is not its own",
-                 s->procs[n->proc].name, write ? "writes" : "reads", page, group);
     }
 }
 

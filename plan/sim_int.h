@@ -165,7 +165,7 @@ struct sim_engine_msg {
     enum bt_status status;
     const char *text; /* static */
     uint64_t job;
-    uint32_t group, layer, first, end; /* pages; landed: end pages, first unused; started: first
+    uint32_t group, layer, first, end; /* pages; landed: end pages; landed, started: first
                                           tokens were cached */
     uint32_t index, finish;
     struct bt_sampled sampled;

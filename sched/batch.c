@@ -68,13 +68,13 @@ void bt_batch_drop_page(struct bt_batch *b, struct bt_batch_seq *s, uint32_t gro
     uint32_t id = s->pages[group][page];
 
     s->pages[group][page] = BT_BATCH_NO_PAGE;
-    if (b->index == NULL || bt_prefix_index_chain(b->index, id) == 0) {
+    if (b->index == NULL || !bt_prefix_index_has(b->index, group, id)) {
         bt_pages_release(pages, id, s->id);
         return;
     }
     bt_pages_retire(pages, id, s->id);
     if (bt_pages_info(pages, id).state == BT_PAGE_CACHED) {
-        bt_prefix_index_idle(b->index, id);
+        bt_prefix_index_idle(b->index, group, id);
     }
 }
 
@@ -176,10 +176,14 @@ enum bt_status bt_batch_create(const struct bt_batch_opts *opts, struct bt_batch
     for (uint32_t g = 0; ok && g < opts->n_groups; g++) {
         ok = bt_pages_create(opts->groups[g].n_pages, &b->pages[g]) == BT_OK;
     }
-    if (ok && opts->prefix_cache && opts->n_groups == 1 && opts->groups[0].window == 0) {
-        b->walk = bt_calloc(opts->groups[0].n_pages, sizeof(*b->walk));
-        ok = b->walk != NULL &&
-             bt_prefix_index_create(opts->groups[0].n_pages, opts->page_tokens, &b->index) == BT_OK;
+    if (ok && opts->prefix_cache) {
+        struct bt_prefix_index_opts o = {.page_tokens = opts->page_tokens,
+                                         .n_groups = opts->n_groups};
+
+        for (uint32_t g = 0; g < opts->n_groups; g++) {
+            o.n_pages[g] = opts->groups[g].n_pages;
+        }
+        ok = bt_prefix_index_create(&o, &b->index) == BT_OK;
     }
     if (!ok) {
         bt_batch_destroy(b);
@@ -206,7 +210,6 @@ void bt_batch_destroy(struct bt_batch *b)
         bt_pages_destroy(b->pages[g]);
     }
     bt_prefix_index_destroy(b->index);
-    bt_free(b->walk);
     bt_free(b->seqs);
     bt_free(b->order);
     bt_free(b->free_slots);
@@ -217,9 +220,15 @@ void bt_batch_destroy(struct bt_batch *b)
     bt_free(b);
 }
 
-bool bt_batch_caches(const struct bt_batch *b)
+uint32_t bt_batch_n_cached(const struct bt_batch *b, const struct bt_batch_seq *s)
 {
-    return b->index != NULL;
+    return s->n_shared * b->opts.page_tokens + s->n_copied;
+}
+
+const struct bt_prefix_change *bt_batch_cache_changes(struct bt_batch *b, uint32_t *n)
+{
+    *n = 0;
+    return b->index != NULL ? bt_prefix_index_changes(b->index, n) : NULL;
 }
 
 uint32_t bt_batch_capacity(const struct bt_batch *b)
@@ -259,7 +268,7 @@ static enum bt_status add(struct bt_batch *b, const struct bt_batch_new *n, uint
     s->n_tokens = n->n_tokens;
     s->n_tokens_max = n->n_tokens_max;
     s->tokens = n->tokens;
-    s->chain = BT_PREFIX_ROOT;
+    s->at = BT_PREFIX_ROOT;
     b->order[b->n_order++] = *slot;
     return BT_OK;
 }
@@ -274,7 +283,7 @@ enum bt_status bt_batch_submit(struct bt_batch *b, const struct bt_batch_new *n,
         s->hold = n->hold;
         s->all_rows = n->all_rows;
         if (!s->all_rows) {
-            s->n_likely = bt_batch_cache_probe(b, s, s->n_tokens - 1) * b->opts.page_tokens;
+            s->n_likely = bt_batch_cache_probe(b, s, s->n_tokens - 1);
         }
         bt_batch_move(s, BT_BATCH_WAITING);
     }

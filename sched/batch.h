@@ -22,17 +22,21 @@
  *    decodes (or is READY) is preempted (one that outgrows the whole pool: itself): forgotten, its
  *    pages freed. Prompts, held and landing sequences never are.
  *  - In a group with a window, pages that no later token can see are freed after each step.
- *  - Prefix cache (one group without a window only, see bt_batch_caches): a full page is entered in
- * an index as soon as its KV is stored; a prompt that starts, or lands, takes the pages that hold
- * its first tokens by reference. They are never written. At least one token of a prompt is always
- * computed, because its logits are needed. Indexed pages without a holder are cached: they count as
- * room, and the one unused for the longest is given up first, a page always after those behind it.
+ *  - Prefix cache: a full page is entered in an index as soon as its KV is stored; a prompt that
+ * starts, or lands, takes the pages that hold its first tokens by reference, of a group with a window
+ * only those that will be seen. They are never written. Where a cached page goes on with all of the
+ * next tokens that are wanted, or at least a quarter of a page, these are copied into the
+ * sequence's own page (copy_from). At least one token of a
+ * prompt is always computed, because its logits are needed. Indexed pages without a holder are
+ * cached: they count as room, and the one unused for the longest is given up first, a page always
+ * after those behind it.
  *  - A cancelled sequence keeps its pages and takes no part in any step; remove it. */
 
 #include <stdbool.h>
 #include <stdint.h>
 #include "base/status.h"
 #include "sched/pages.h"
+#include "sched/prefix_index.h"
 
 #define BT_BATCH_GROUPS_MAX 4
 #define BT_BATCH_NO_PAGE    UINT32_MAX /* a table entry that holds no page */
@@ -79,9 +83,13 @@ struct bt_batch_seq {
     uint32_t table_len;
     const uint32_t *tokens; /* ids of the known tokens; NULL: takes no part in the prefix cache */
     uint32_t n_shared;      /* absolute pages below were found in the cache */
+    uint32_t n_copied;      /* first tokens of page n_shared that were found in other pages: */
+    uint32_t copy_from[BT_BATCH_GROUPS_MAX]; /* page ids, to be copied before anything else happens
+                                                to any page, in the order of plan.started */
     uint32_t n_entered; /* absolute pages below are in the index, or others of the same tokens */
-    uint64_t chain;     /* of the index, behind page n_entered - 1 */
-    uint32_t n_likely;  /* tokens that were in the cache at submit */
+    struct bt_prefix_pos at; /* in the index, behind page n_entered - 1 */
+    uint64_t hash;           /* of the last whole block there (sched/prefix_hash.h) */
+    uint32_t n_likely;       /* tokens that were in the cache at submit */
 };
 
 struct bt_batch_new {
@@ -120,8 +128,11 @@ enum bt_status bt_batch_create(const struct bt_batch_opts *opts,
                                struct bt_batch **out) BT_NODISCARD;
 void bt_batch_destroy(struct bt_batch *b);
 
-/* Whether there is a prefix cache: it was asked for and the model has one group without a window. */
-bool bt_batch_caches(const struct bt_batch *b);
+/* Tokens of a sequence that were in the prefix cache when it started or landed. */
+uint32_t bt_batch_n_cached(const struct bt_batch *b, const struct bt_batch_seq *s);
+/* Blocks that came into the prefix cache or left it since the last call, see
+ * bt_prefix_index_changes(); none without a cache. */
+const struct bt_prefix_change *bt_batch_cache_changes(struct bt_batch *b, uint32_t *n);
 /* Tokens whose KV an empty pool holds. */
 uint32_t bt_batch_capacity(const struct bt_batch *b);
 
@@ -129,7 +140,8 @@ uint32_t bt_batch_capacity(const struct bt_batch *b);
  * (or, land, no pages now); BT_ERR_NOMEM. */
 enum bt_status bt_batch_submit(struct bt_batch *b, const struct bt_batch_new *n,
                                uint32_t *slot) BT_NODISCARD;
-/* n->hold, n->all_rows: not looked at. Pages below n_shared hold the right KV already. */
+/* n->hold, n->all_rows: not looked at. Pages below n_shared hold the right KV already, and with
+ * n_copied the one behind them will: all that are wanted. */
 enum bt_status bt_batch_land(struct bt_batch *b, const struct bt_batch_new *n,
                              uint32_t *slot) BT_NODISCARD;
 /* The landed pages are full and one more token is known: LANDING → READY. */

@@ -5,7 +5,8 @@
  * (what the next step computes). */
 
 #include "sched/batch.h"
-#include "sched/prefix_index.h"
+
+_Static_assert(BT_BATCH_GROUPS_MAX <= BT_PREFIX_GROUPS_MAX, "the index knows all groups");
 
 struct bt_batch {
     struct bt_batch_opts opts;
@@ -16,7 +17,6 @@ struct bt_batch {
     uint32_t *free_slots; /* stack */
     uint32_t n_free_slots;
     struct bt_prefix_index *index; /* NULL: no prefix cache */
-    uint32_t *walk;                /* [n_pages], scratch */
     uint32_t *planned; /* [max_seqs]: span of the slot in the current plan + 1, 0: none */
 
     uint64_t head_id;     /* the oldest prompt of the last plan */
@@ -48,10 +48,11 @@ void bt_batch_drop_page(struct bt_batch *b, struct bt_batch_seq *s, uint32_t gro
 void bt_batch_forget(struct bt_batch *b, uint32_t slot);
 /* ---- batch_cache.c; without a cache these do nothing ---- */
 
-/* Pages of the first n_tokens tokens that the cache has. */
+/* How many of the first n_tokens tokens the cache has. */
 uint32_t bt_batch_cache_probe(const struct bt_batch *b, const struct bt_batch_seq *s,
                               uint32_t n_tokens);
-/* Takes those by reference, as the sequence's first pages. It has none yet. */
+/* Takes their pages by reference, as the sequence's first ones; it has none yet. What is to be
+ * copied besides stands in the sequence. */
 void bt_batch_cache_take(struct bt_batch *b, struct bt_batch_seq *s, uint32_t n_tokens);
 /* Gives them back: the rest could not be leased. */
 void bt_batch_cache_untake(struct bt_batch *b, struct bt_batch_seq *s);

@@ -136,7 +136,7 @@ static bool admit(struct bt_batch *b, uint32_t slot, uint32_t spare)
         bt_batch_cache_untake(b, s);
         return false;
     }
-    s->n_done = s->n_shared * b->opts.page_tokens;
+    s->n_done = bt_batch_n_cached(b, s);
     bt_batch_move(s, BT_BATCH_PREFILL);
     b->started[b->n_started++] = slot;
     return true;

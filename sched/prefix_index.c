@@ -1,6 +1,7 @@
-/* The index of the prefix cache: a hash table of pages by (chain, token ids), and a list of the
- * idle ones, the one idle for the longest first. It knows neither page states nor sequences; which
- * pages are full and immutable is the scheduler's business. */
+/* The index of the prefix cache: a tree of token blocks in a hash table by (block before, token ids),
+ * the pages that hold their KV, and for each group a list of the idle pages, the one idle for the
+ * longest first. It knows neither page states nor sequences; which pages are full and immutable is
+ * the scheduler's business. */
 
 #include "sched/prefix_index.h"
 
@@ -10,54 +11,100 @@
 #include "base/mem.h"
 
 #define NO_PAGE BT_PREFIX_NO_PAGE
+#define NONE    UINT32_MAX
 
-struct entry {
-    uint64_t chain;  /* that this page ends; 0: not in the index */
-    uint64_t parent; /* the chain before it */
-    uint32_t next;   /* in its bucket */
-    bool idle;       /* in the list of idle pages: */
+struct node {
+    uint64_t serial; /* 0: free */
+    uint64_t hash;
+    uint32_t parent, child; /* child: the newest */
+    uint32_t newer, older;  /* of the same parent; free nodes: older is the next free one */
+    uint32_t next;          /* in its bucket */
+    uint32_t n_pages;
+    uint32_t pages[BT_PREFIX_GROUPS_MAX];
+};
+
+struct page {
+    uint32_t node; /* NONE: not in the index */
+    bool idle;     /* in the list of idle pages: */
     uint32_t older, newer;
 };
 
-struct bt_prefix_index {
-    uint32_t n_pages, page_tokens;
-    struct entry *entries;   /* by page */
-    uint32_t *tokens;        /* [n_pages][page_tokens] */
-    uint32_t *buckets;       /* first page of each */
-    uint32_t n_buckets;      /* power of two */
-    uint32_t oldest, newest; /* idle pages */
-    uint64_t last_chain;
+struct group {
+    struct page *pages;
+    uint32_t n_pages, oldest, newest;
 };
 
-enum bt_status bt_prefix_index_create(uint32_t n_pages, uint32_t page_tokens,
+struct bt_prefix_index {
+    uint32_t page_tokens, n_groups, n_nodes;
+    struct node *nodes;
+    uint32_t *tokens;    /* [n_nodes][page_tokens] */
+    uint32_t *buckets;   /* first node of each */
+    uint32_t n_buckets;  /* power of two */
+    uint32_t free, root; /* free nodes; the newest of those before which there is none */
+    uint64_t last_serial;
+    struct group groups[BT_PREFIX_GROUPS_MAX];
+    struct bt_prefix_change *changes; /* [n_pages of group 0] */
+    uint32_t n_changes;
+    bool told; /* the caller has seen the changes */
+};
+
+static enum bt_status alloc_all(struct bt_prefix_index *x)
+{
+    size_t token_bytes = 0;
+    bool ok = true;
+
+    x->nodes = bt_calloc(x->n_nodes, sizeof(*x->nodes));
+    x->buckets = bt_calloc(x->n_buckets, sizeof(*x->buckets));
+    x->changes = bt_calloc(x->groups[0].n_pages, sizeof(*x->changes));
+    if (bt_mul_size((size_t)x->n_nodes * sizeof(*x->tokens), x->page_tokens, &token_bytes)) {
+        x->tokens = bt_alloc(token_bytes);
+    }
+    for (uint32_t g = 0; g < x->n_groups; g++) {
+        x->groups[g].pages = bt_calloc(x->groups[g].n_pages, sizeof(*x->groups[g].pages));
+        ok = ok && x->groups[g].pages != NULL;
+    }
+    ok = ok && x->nodes != NULL && x->buckets != NULL && x->changes != NULL && x->tokens != NULL;
+    return ok ? BT_OK : BT_ERR_NOMEM;
+}
+
+enum bt_status bt_prefix_index_create(const struct bt_prefix_index_opts *opts,
                                       struct bt_prefix_index **out)
 {
-    BT_ASSERT(n_pages >= 1 && page_tokens >= 1);
+    BT_ASSERT(opts->page_tokens >= 1 && opts->n_groups >= 1 &&
+              opts->n_groups <= BT_PREFIX_GROUPS_MAX);
     struct bt_prefix_index *x = bt_calloc(1, sizeof(*x));
-    size_t token_bytes = 0;
+    uint64_t n_nodes = 0;
 
     if (x == NULL) {
         return BT_ERR_NOMEM;
     }
-    *x = (struct bt_prefix_index){.n_pages = n_pages,
-                                  .page_tokens = page_tokens,
-                                  .n_buckets = 1,
-                                  .oldest = NO_PAGE,
-                                  .newest = NO_PAGE,
-                                  .last_chain = BT_PREFIX_ROOT};
-    while (x->n_buckets < n_pages && x->n_buckets < UINT32_C(1) << 31) {
+    x->page_tokens = opts->page_tokens;
+    x->n_groups = opts->n_groups;
+    x->root = NONE;
+    x->n_buckets = 1;
+    for (uint32_t g = 0; g < x->n_groups; g++) {
+        BT_ASSERT(opts->n_pages[g] >= 1);
+        x->groups[g] =
+            (struct group){.n_pages = opts->n_pages[g], .oldest = NO_PAGE, .newest = NO_PAGE};
+        n_nodes += 2 * (uint64_t)opts->n_pages[g];
+    }
+    x->n_nodes = n_nodes < NONE ? (uint32_t)n_nodes : NONE - 1;
+    while (x->n_buckets < x->n_nodes && x->n_buckets < UINT32_C(1) << 31) {
         x->n_buckets *= 2;
     }
-    x->entries = bt_calloc(n_pages, sizeof(*x->entries));
-    x->buckets = bt_calloc(x->n_buckets, sizeof(*x->buckets));
-    if (bt_mul_size((size_t)n_pages * sizeof(*x->tokens), page_tokens, &token_bytes)) {
-        x->tokens = bt_alloc(token_bytes);
-    }
-    if (x->entries == NULL || x->buckets == NULL || x->tokens == NULL) {
+    if (alloc_all(x) != BT_OK) {
         bt_prefix_index_destroy(x);
         return BT_ERR_NOMEM;
     }
-    memset(x->buckets, 0xff, x->n_buckets * sizeof(*x->buckets)); /* NO_PAGE */
+    memset(x->buckets, 0xff, x->n_buckets * sizeof(*x->buckets)); /* NONE */
+    for (uint32_t i = 0; i < x->n_nodes; i++) {
+        x->nodes[i].older = i + 1 < x->n_nodes ? i + 1 : NONE;
+    }
+    for (uint32_t g = 0; g < x->n_groups; g++) {
+        for (uint32_t p = 0; p < x->groups[g].n_pages; p++) {
+            x->groups[g].pages[p].node = NONE;
+        }
+    }
     *out = x;
     return BT_OK;
 }
@@ -65,118 +112,282 @@ enum bt_status bt_prefix_index_create(uint32_t n_pages, uint32_t page_tokens,
 void bt_prefix_index_destroy(struct bt_prefix_index *x)
 {
     if (x != NULL) {
-        bt_free(x->entries);
+        for (uint32_t g = 0; g < x->n_groups; g++) {
+            bt_free(x->groups[g].pages);
+        }
+        bt_free(x->nodes);
         bt_free(x->tokens);
         bt_free(x->buckets);
+        bt_free(x->changes);
         bt_free(x);
     }
 }
 
-static struct entry *entry_at(const struct bt_prefix_index *x, uint32_t page)
+/* ---- blocks ---- */
+
+bool bt_prefix_index_live(const struct bt_prefix_index *x, struct bt_prefix_pos at)
 {
-    BT_ASSERT(page < x->n_pages);
-    return &x->entries[page];
+    return at.node == NONE ? at.serial == 0
+                           : at.node < x->n_nodes && x->nodes[at.node].serial == at.serial;
 }
 
-static uint32_t *tokens_of(const struct bt_prefix_index *x, uint32_t page)
+static struct node *node_at(const struct bt_prefix_index *x, struct bt_prefix_pos at)
 {
-    return x->tokens + (size_t)page * x->page_tokens;
+    BT_ASSERT(at.node != NONE && bt_prefix_index_live(x, at));
+    return &x->nodes[at.node];
 }
 
-static uint32_t *bucket_of(const struct bt_prefix_index *x, uint64_t chain, const uint32_t *tokens)
+static struct bt_prefix_pos pos_of(const struct bt_prefix_index *x, uint32_t node)
 {
-    uint64_t h = bt_hash64(tokens, x->page_tokens * sizeof(*tokens), chain);
+    return node == NONE ? BT_PREFIX_ROOT : (struct bt_prefix_pos){x->nodes[node].serial, node};
+}
+
+static uint32_t *tokens_of(const struct bt_prefix_index *x, uint32_t node)
+{
+    return x->tokens + (size_t)node * x->page_tokens;
+}
+
+static uint32_t *bucket_of(const struct bt_prefix_index *x, uint64_t parent_serial,
+                           const uint32_t *tokens)
+{
+    uint64_t h = bt_hash64(tokens, x->page_tokens * sizeof(*tokens), parent_serial);
 
     return &x->buckets[h & (x->n_buckets - 1)];
 }
 
-uint32_t bt_prefix_index_find(const struct bt_prefix_index *x, uint64_t chain,
-                              const uint32_t *tokens)
+static uint32_t *children_of(struct bt_prefix_index *x, uint32_t parent)
 {
-    for (uint32_t p = *bucket_of(x, chain, tokens); p != NO_PAGE; p = x->entries[p].next) {
-        if (x->entries[p].parent == chain &&
-            memcmp(tokens_of(x, p), tokens, x->page_tokens * sizeof(*tokens)) == 0) {
-            return p;
+    return parent == NONE ? &x->root : &x->nodes[parent].child;
+}
+
+bool bt_prefix_index_find(const struct bt_prefix_index *x, struct bt_prefix_pos before,
+                          const uint32_t *tokens, struct bt_prefix_pos *out)
+{
+    if (!bt_prefix_index_live(x, before)) {
+        return false;
+    }
+    for (uint32_t i = *bucket_of(x, before.serial, tokens); i != NONE; i = x->nodes[i].next) {
+        if (x->nodes[i].parent == before.node &&
+            memcmp(tokens_of(x, i), tokens, x->page_tokens * sizeof(*tokens)) == 0) {
+            *out = pos_of(x, i);
+            return true;
         }
     }
-    return NO_PAGE;
+    return false;
 }
 
-static void bucket_remove(struct bt_prefix_index *x, uint32_t page)
+uint32_t bt_prefix_index_alike(const struct bt_prefix_index *x, struct bt_prefix_pos before,
+                               const uint32_t *tokens, uint32_t n, struct bt_prefix_pos *out)
 {
-    struct entry *e = entry_at(x, page);
-    uint32_t *at = bucket_of(x, e->parent, tokens_of(x, page));
+    uint32_t best = 0, left = BT_PREFIX_CHILDREN_MAX;
 
-    while (*at != page) {
-        BT_ASSERT(*at != NO_PAGE);
-        at = &x->entries[*at].next;
+    BT_ASSERT(n < x->page_tokens);
+    if (!bt_prefix_index_live(x, before)) {
+        return 0;
     }
-    *at = e->next;
-}
+    for (uint32_t i = before.node == NONE ? x->root : x->nodes[before.node].child;
+         i != NONE && left > 0 && best < n; i = x->nodes[i].older, left--) {
+        const uint32_t *t = tokens_of(x, i);
+        uint32_t k = 0;
 
-uint64_t bt_prefix_index_put(struct bt_prefix_index *x, uint64_t chain, const uint32_t *tokens,
-                             uint32_t page)
-{
-    struct entry *e = entry_at(x, page);
-    uint32_t *bucket = bucket_of(x, chain, tokens);
-
-    if (e->chain != 0) {
-        /* Same tokens, so what follows it stays right. */
-        BT_ASSERT(memcmp(tokens_of(x, page), tokens, x->page_tokens * sizeof(*tokens)) == 0);
-        bucket_remove(x, page);
-    } else {
-        memcpy(tokens_of(x, page), tokens, x->page_tokens * sizeof(*tokens));
-        e->chain = ++x->last_chain;
+        while (k < n && t[k] == tokens[k]) {
+            k++;
+        }
+        if (k > best && x->nodes[i].n_pages == x->n_groups) {
+            best = k;
+            *out = pos_of(x, i);
+        }
     }
-    e->parent = chain;
-    e->next = *bucket;
-    *bucket = page;
-    return e->chain;
+    return best;
 }
 
-uint64_t bt_prefix_index_chain(const struct bt_prefix_index *x, uint32_t page)
+bool bt_prefix_index_put(struct bt_prefix_index *x, struct bt_prefix_pos before,
+                         const uint32_t *tokens, uint64_t hash, struct bt_prefix_pos *out)
 {
-    return entry_at(x, page)->chain;
-}
-
-void bt_prefix_index_busy(struct bt_prefix_index *x, uint32_t page)
-{
-    struct entry *e = entry_at(x, page);
-
-    BT_ASSERT(e->idle);
-    *(e->older != NO_PAGE ? &x->entries[e->older].newer : &x->oldest) = e->newer;
-    *(e->newer != NO_PAGE ? &x->entries[e->newer].older : &x->newest) = e->older;
-    e->idle = false;
-}
-
-void bt_prefix_index_idle(struct bt_prefix_index *x, uint32_t page)
-{
-    struct entry *e = entry_at(x, page);
-
-    BT_ASSERT(e->chain != 0);
-    if (e->idle) {
-        bt_prefix_index_busy(x, page);
+    if (bt_prefix_index_find(x, before, tokens, out)) {
+        return true;
     }
-    e->older = x->newest;
-    e->newer = NO_PAGE;
-    *(x->newest != NO_PAGE ? &x->entries[x->newest].newer : &x->oldest) = page;
-    x->newest = page;
-    e->idle = true;
-}
-
-void bt_prefix_index_remove(struct bt_prefix_index *x, uint32_t page)
-{
-    struct entry *e = entry_at(x, page);
-
-    BT_ASSERT(e->chain != 0);
-    if (e->idle) {
-        bt_prefix_index_busy(x, page);
+    if (!bt_prefix_index_live(x, before) || x->free == NONE) {
+        return false;
     }
-    bucket_remove(x, page);
-    e->chain = 0;
+    uint32_t at = x->free, *bucket = bucket_of(x, before.serial, tokens);
+    uint32_t *first = children_of(x, before.node);
+    struct node *n = &x->nodes[at];
+
+    x->free = n->older;
+    *n = (struct node){.serial = ++x->last_serial,
+                       .hash = hash,
+                       .parent = before.node,
+                       .child = NONE,
+                       .newer = NONE,
+                       .older = *first,
+                       .next = *bucket};
+    memset(n->pages, 0xff, sizeof(n->pages)); /* NO_PAGE */
+    memcpy(tokens_of(x, at), tokens, x->page_tokens * sizeof(*tokens));
+    if (*first != NONE) {
+        x->nodes[*first].newer = at;
+    }
+    *first = at;
+    *bucket = at;
+    *out = pos_of(x, at);
+    return true;
 }
 
-uint32_t bt_prefix_index_oldest(const struct bt_prefix_index *x)
+static void node_remove(struct bt_prefix_index *x, uint32_t at)
 {
-    return x->oldest;
+    struct node *n = &x->nodes[at];
+    uint64_t before = n->parent == NONE ? 0 : x->nodes[n->parent].serial;
+    uint32_t *link = bucket_of(x, before, tokens_of(x, at));
+
+    while (*link != at) {
+        BT_ASSERT(*link != NONE);
+        link = &x->nodes[*link].next;
+    }
+    *link = n->next;
+    *(n->newer != NONE ? &x->nodes[n->newer].older : children_of(x, n->parent)) = n->older;
+    if (n->older != NONE) {
+        x->nodes[n->older].newer = n->newer;
+    }
+    *n = (struct node){.older = x->free};
+    x->free = at;
+}
+
+static void trim(struct bt_prefix_index *x, uint32_t at)
+{
+    while (at != NONE && x->nodes[at].n_pages == 0 && x->nodes[at].child == NONE) {
+        uint32_t parent = x->nodes[at].parent;
+
+        node_remove(x, at);
+        at = parent;
+    }
+}
+
+void bt_prefix_index_drop(struct bt_prefix_index *x, struct bt_prefix_pos at)
+{
+    if (bt_prefix_index_live(x, at)) {
+        trim(x, at.node);
+    }
+}
+
+bool bt_prefix_index_full(const struct bt_prefix_index *x)
+{
+    return x->free == NONE;
+}
+
+struct bt_prefix_pos bt_prefix_index_before(const struct bt_prefix_index *x,
+                                            struct bt_prefix_pos at)
+{
+    return pos_of(x, node_at(x, at)->parent);
+}
+
+uint64_t bt_prefix_index_hash(const struct bt_prefix_index *x, struct bt_prefix_pos at)
+{
+    return node_at(x, at)->hash;
+}
+
+/* ---- pages ---- */
+
+static struct page *page_at(const struct bt_prefix_index *x, uint32_t group, uint32_t page)
+{
+    BT_ASSERT(group < x->n_groups && page < x->groups[group].n_pages);
+    return &x->groups[group].pages[page];
+}
+
+uint32_t bt_prefix_index_page(const struct bt_prefix_index *x, struct bt_prefix_pos at,
+                              uint32_t group)
+{
+    return node_at(x, at)->pages[group];
+}
+
+static void note_change(struct bt_prefix_index *x, const struct node *n, bool added)
+{
+    if (x->told) {
+        x->told = false;
+        x->n_changes = 0;
+    }
+    if (n->hash != 0 && x->n_changes < x->groups[0].n_pages) {
+        x->changes[x->n_changes++] = (struct bt_prefix_change){n->hash, added};
+    }
+}
+
+void bt_prefix_index_attach(struct bt_prefix_index *x, struct bt_prefix_pos at, uint32_t group,
+                            uint32_t page)
+{
+    struct node *n = node_at(x, at);
+    struct page *p = page_at(x, group, page);
+
+    BT_ASSERT(n->pages[group] == NO_PAGE && p->node == NONE);
+    n->pages[group] = page;
+    n->n_pages++;
+    p->node = at.node;
+    if (group == 0) {
+        note_change(x, n, true);
+    }
+}
+
+void bt_prefix_index_detach(struct bt_prefix_index *x, uint32_t group, uint32_t page)
+{
+    struct page *p = page_at(x, group, page);
+    uint32_t at = p->node;
+
+    BT_ASSERT(at != NONE && x->nodes[at].pages[group] == page);
+    if (p->idle) {
+        bt_prefix_index_busy(x, group, page);
+    }
+    if (group == 0) {
+        note_change(x, &x->nodes[at], false);
+    }
+    x->nodes[at].pages[group] = NO_PAGE;
+    x->nodes[at].n_pages--;
+    p->node = NONE;
+    trim(x, at);
+}
+
+bool bt_prefix_index_has(const struct bt_prefix_index *x, uint32_t group, uint32_t page)
+{
+    return page_at(x, group, page)->node != NONE;
+}
+
+void bt_prefix_index_busy(struct bt_prefix_index *x, uint32_t group, uint32_t page)
+{
+    struct group *g = &x->groups[group];
+    struct page *p = page_at(x, group, page);
+
+    BT_ASSERT(p->idle);
+    *(p->older != NO_PAGE ? &g->pages[p->older].newer : &g->oldest) = p->newer;
+    *(p->newer != NO_PAGE ? &g->pages[p->newer].older : &g->newest) = p->older;
+    p->idle = false;
+}
+
+void bt_prefix_index_idle(struct bt_prefix_index *x, uint32_t group, uint32_t page)
+{
+    struct group *g = &x->groups[group];
+    struct page *p = page_at(x, group, page);
+
+    BT_ASSERT(p->node != NONE);
+    if (p->idle) {
+        bt_prefix_index_busy(x, group, page);
+    }
+    p->older = g->newest;
+    p->newer = NO_PAGE;
+    *(g->newest != NO_PAGE ? &g->pages[g->newest].newer : &g->oldest) = page;
+    g->newest = page;
+    p->idle = true;
+}
+
+uint32_t bt_prefix_index_oldest(const struct bt_prefix_index *x, uint32_t group)
+{
+    return x->groups[group].oldest;
+}
+
+/* ---- changes ---- */
+
+const struct bt_prefix_change *bt_prefix_index_changes(struct bt_prefix_index *x, uint32_t *n)
+{
+    if (x->told) {
+        x->n_changes = 0;
+    }
+    x->told = true;
+    *n = x->n_changes;
+    return x->changes;
 }

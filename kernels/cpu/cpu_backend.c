@@ -104,6 +104,12 @@ static void cpu_write(struct bt_kctx *k, void *dev, const void *host, size_t byt
     memcpy(dev, host, bytes);
 }
 
+static void cpu_copy(struct bt_kctx *k, void *dev, const void *from, size_t bytes)
+{
+    (void)k;
+    memcpy(dev, from, bytes);
+}
+
 static void cpu_read(struct bt_kctx *k, void *host, const void *dev, size_t bytes)
 {
     (void)k;
@@ -127,6 +133,7 @@ static const struct bt_backend_ops cpu_ops = {
     .alloc = cpu_alloc,
     .free = cpu_free,
     .write = cpu_write,
+    .copy = cpu_copy,
     .read = cpu_read,
     .host = cpu_host,
     .sync = cpu_sync,

@@ -18,7 +18,6 @@ static void start(void)
                                  .parked_max = 4,
                                  .n_groups = 1,
                                  .n_layers = {2},
-                                 .page_tokens = 8,
                                  .park_ns = 100,
                                  .transfer_ns = 1000};
 

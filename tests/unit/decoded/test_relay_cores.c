@@ -393,8 +393,8 @@ static void deliver_engine_d(struct world *w, const struct flight *f)
     } else if (f->what == W_LANDED) {
         first[0] = w->cache ? rnd(w, e->n_tokens / PAGE + 1) : 0;
         w->d_hits += first[0] * PAGE;
-        bt_dc_on_engine_landed(w->d, w->now, f->job, (e->n_tokens + PAGE - 1) / PAGE, first,
-                               tables);
+        bt_dc_on_engine_landed(w->d, w->now, f->job, first[0] * PAGE,
+                               (e->n_tokens + PAGE - 1) / PAGE, first, tables);
     } else {
         bool last = f->a + 2 == e->max_tokens;
 
@@ -526,8 +526,6 @@ static void world_start_with_window(struct world *w, unsigned seed, uint32_t win
                                .parked_max = 8,
                                .n_groups = 1,
                                .n_layers = {N_LAYERS},
-                               .window = {window},
-                               .page_tokens = PAGE,
                                .park_ns = 1000000,
                                .transfer_ns = 1000000};
     struct bt_msg_peer peer = {D_INSTANCE, "d", "d"};
@@ -824,7 +822,7 @@ static uint64_t d_landing(struct world *w)
     uint64_t job = bt_dc_core_actions(w->d)->items[0].job;
 
     run_d(w);
-    bt_dc_on_engine_landed(w->d, w->now, job, 2, first, tables);
+    bt_dc_on_engine_landed(w->d, w->now, job, 0, 2, first, tables);
     run_d(w);
     return w->land[0].generation;
 }

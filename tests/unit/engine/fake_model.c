@@ -63,6 +63,12 @@ void bt_k_free(struct bt_kctx *k, void *dev, size_t bytes)
     bt_free(dev);
 }
 
+void bt_k_copy(struct bt_kctx *k, void *dev, const void *from, size_t bytes)
+{
+    (void)k;
+    memcpy(dev, from, bytes);
+}
+
 void *bt_k_host(struct bt_kctx *k, void *dev)
 {
     (void)k;

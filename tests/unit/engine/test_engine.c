@@ -381,6 +381,17 @@ static uint32_t full_pages(uint32_t n_tokens, uint32_t page_tokens)
     return n_tokens / page_tokens * page_tokens;
 }
 
+/* What a cache has of the first n_tokens tokens of a prompt that it has answered before: whole
+ * pages, and the rest if the page that it lies in became full. At least: other prompts may begin
+ * alike. */
+static uint32_t at_least(const struct drive_run *w, uint32_t n_tokens, uint32_t page_tokens)
+{
+    uint32_t stored = w->n_prompt + (w->n_out > 0 ? w->n_out - 1 : 0);
+    uint32_t full = full_pages(n_tokens, page_tokens);
+
+    return full_pages(stored, page_tokens) > full ? n_tokens : full;
+}
+
 /* Computed before, by the same engine: the same answers, and only what is new is computed. */
 static void test_cache_hits(void)
 {
@@ -392,26 +403,19 @@ static void test_cache_hits(void)
 
         o.prefix_cache = true;
         drive_init(&d, drive_open(&o), NULL);
-        bool caches = bt_engine_caches(d.engine);
-
-        CHECK_EQ(caches, bt_engine_layout(d.engine)->n_groups == 1 &&
-                             bt_engine_layout(d.engine)->groups[0].window == 0);
         for (uint32_t n = 0; n < 2 * N_REQS; n++) {
             const struct drive_run *w = want[n % N_REQS];
             struct drive_run *r = run_copy(&d, w);
-            bool hits = caches && n >= N_REQS && !w->echo;
 
             CHECK(drive_same(r, w));
-            if (n >= N_REQS || !caches) {
-                CHECK_EQ(r->n_cached, hits ? full_pages(w->n_prompt - 1, page_tokens[i]) : 0);
+            CHECK(r->n_cached < w->n_prompt && (!w->echo || r->n_cached == 0));
+            if (n >= N_REQS && !w->echo) {
+                CHECK(r->n_cached >= at_least(w, w->n_prompt - 1, page_tokens[i]));
             }
             bt_free(r);
         }
-        CHECK((bt_engine_pages(d.engine).cached > 0) == caches);
+        CHECK(bt_engine_pages(d.engine).cached > 0);
         drive_fini(&d);
-        if (!caches) {
-            return;
-        }
     }
 }
 
@@ -432,8 +436,7 @@ static void test_cache_turns(void)
 
         CHECK(drive_same(a, b));
         CHECK_EQ(a->n_cached, 0);
-        if (bt_engine_caches(with.engine) &&
-            i > 0) { /* the last token of an answer is not stored */
+        if (i > 0) { /* the last token of an answer is not stored */
             CHECK(b->n_cached >= full_pages(turn->n_prompt - 5 - 1, 4));
         }
         for (uint32_t k = 0; k < a->n_out; k++) {
@@ -492,8 +495,6 @@ static void test_cache_relay(void)
         po.prefix_cache = i != 1;
         dopts.prefix_cache = true;
         drive_init(&d, drive_open(&po), drive_open(&dopts));
-        bool caches = bt_engine_caches(d.decode);
-
         run_all(&d);
         run_all(&d);
         for (uint32_t k = 0; k < N_REQS; k++) {
@@ -501,22 +502,18 @@ static void test_cache_relay(void)
             uint32_t n = want[k]->n_prompt;
 
             CHECK(drive_same(r, want[k]));
-            CHECK_EQ(r->n_cached,
-                     caches && i != 1 && !want[k]->echo ? full_pages(n - 1, page_tokens[i]) : 0);
-            if (r->n_out > 1) {
-                CHECK_EQ(r->n_landed_cached, caches ? full_pages(n, page_tokens[i]) : 0);
+            if (i == 1 || want[k]->echo) {
+                CHECK_EQ(r->n_cached, 0);
+            } else {
+                CHECK(r->n_cached < n && r->n_cached >= full_pages(n - 1, page_tokens[i]));
             }
-            if (caches && r->n_out > 1) {
-                CHECK_EQ(r->n_pages_copied, n % page_tokens[i] == 0
-                                                ? 0
-                                                : bt_engine_layout(d.decode)->groups[0].n_layers);
+            if (r->n_out > 1) {
+                CHECK(r->n_landed_cached >= at_least(want[k], n, page_tokens[i]));
+                CHECK((r->n_pages_copied == 0) == (r->n_landed_cached == n));
             }
             bt_free(r);
         }
         drive_fini(&d);
-        if (!caches) {
-            return;
-        }
     }
 }
 

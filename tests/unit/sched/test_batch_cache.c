@@ -24,7 +24,6 @@ static struct bt_batch *make(uint32_t n_pages)
 
     o.groups[0].n_pages = n_pages;
     CHECK_EQ(bt_batch_create(&o, &b), BT_OK);
-    CHECK(bt_batch_caches(b));
     return b;
 }
 
@@ -92,12 +91,13 @@ static void test_hit_and_miss(void)
     CHECK_EQ(count(b, BT_PAGE_CACHED), 2); /* full ones only */
     CHECK_EQ(count(b, BT_PAGE_FREE), 14);
     compute(b, text, 10, 2);
-    compute(b, text, 8, 4); /* a full hit: the last page is computed, its logits are needed */
+    compute(b, text, 8, 1); /* a full hit: the last token is computed, its logits are needed */
     compute(b, text, 9, 1);
     compute(b, text, 5, 1);
-    compute(b, text, 4, 4);
+    compute(b, text, 4, 1);
+    compute(b, text, 7, 1); /* ends inside a page */
     compute(b, text, 16, 8);
-    compute(b, text, 16, 4);
+    compute(b, text, 16, 1);
     compute(b, other, 16, 16);
     compute(b, text + 4, 8, 8); /* known tokens at another place */
     CHECK_EQ(count(b, BT_PAGE_LEASED), 0);
@@ -113,7 +113,9 @@ static void test_shared_by_several(void)
     CHECK_EQ(step(b), 11);
     uint32_t y = submit(b, text, 11), z = submit(b, text, 7);
 
-    CHECK_EQ(step(b), 3 + 3);
+    CHECK_EQ(step(b), 3 + 1);
+    CHECK_EQ(bt_batch_seq(b, z)->n_copied, 2);
+    CHECK_EQ(bt_batch_seq(b, z)->copy_from[0], page(b, x, 1));
     CHECK_EQ(bt_batch_seq(b, y)->n_shared, 2);
     CHECK_EQ(bt_batch_seq(b, z)->n_shared, 1);
     CHECK_EQ(page(b, y, 0), page(b, x, 0));
@@ -224,26 +226,49 @@ static void test_not_cached(void)
     bt_batch_remove(b, x);
     CHECK_EQ(count(b, BT_PAGE_CACHED), 3);
     bt_batch_destroy(b);
-    /* Windows, several groups: no cache. */
+}
+
+/* Groups with and without a window: a hit has all pages that the next token sees, no others. */
+static void test_windows(void)
+{
     struct bt_batch_opts o = {.page_tokens = PAGE,
                               .chunk_tokens = 64,
                               .max_batch = 8,
                               .max_seqs = 16,
                               .prefill_rows = 32,
-                              .n_groups = 1,
+                              .n_groups = 2,
                               .prefix_cache = true};
+    struct bt_batch *b = NULL;
 
-    o.groups[0].n_pages = o.groups[1].n_pages = 16;
-    o.groups[0].window = 100;
+    o.groups[0].n_pages = 16;
+    o.groups[1].n_pages = 4;
+    o.groups[1].window = 6;
     CHECK_EQ(bt_batch_create(&o, &b), BT_OK);
-    CHECK(!bt_batch_caches(b));
-    compute(b, text, 12, 12);
-    CHECK_EQ(count(b, BT_PAGE_FREE), 16);
-    bt_batch_destroy(b);
-    o.groups[0].window = 0;
-    o.n_groups = 2;
-    CHECK_EQ(bt_batch_create(&o, &b), BT_OK);
-    CHECK(!bt_batch_caches(b));
+    compute(b, text, 16, 16);
+    CHECK_EQ(count(b, BT_PAGE_CACHED), 4);
+    CHECK_EQ(bt_pages_count(bt_batch_pages(b, 1), BT_PAGE_CACHED), 4);
+    uint32_t x = submit(b, text, 16);
+
+    CHECK_EQ(step(b), 1); /* position 15 sees 10 … 15: pages 2 and 3 of group 1 */
+    CHECK_EQ(bt_batch_seq(b, x)->n_shared, 3);
+    CHECK_EQ(bt_batch_seq(b, x)->n_copied, 3);
+    CHECK_EQ(bt_batch_seq(b, x)->first_page[0], 0);
+    CHECK_EQ(bt_batch_seq(b, x)->first_page[1], 2);
+    bt_batch_remove(b, x);
+    /* Another prompt takes pages of group 1: what is left of them is in nobody's window. */
+    compute(b, other, 8, 8);
+    CHECK_EQ(count(b, BT_PAGE_CACHED), 6);
+    x = submit(b, text, 16);
+    CHECK_EQ(step(b), 16);
+    CHECK_EQ(bt_batch_seq(b, x)->n_shared, 0);
+    bt_batch_remove(b, x);
+    x = land(b, text, 14, 20); /* will see 9 … 14 */
+    CHECK_EQ(bt_batch_seq(b, x)->first_page[1], 2);
+    CHECK_EQ(bt_batch_seq(b, x)->n_shared, 3);
+    CHECK_EQ(bt_batch_seq(b, x)->n_copied, 2);
+    bt_batch_remove(b, x);
+    CHECK_EQ(count(b, BT_PAGE_LEASED), 0);
+    CHECK_EQ(bt_pages_count(bt_batch_pages(b, 1), BT_PAGE_LEASED), 0);
     bt_batch_destroy(b);
 }
 
@@ -254,6 +279,7 @@ int main(void)
     test_evicts_from_the_end();
     test_landing();
     test_not_cached();
+    test_windows();
     CHECK_EQ(bt_test_live_bytes(), 0);
     return bt_test_done();
 }

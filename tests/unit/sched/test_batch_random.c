@@ -6,6 +6,7 @@
 #include "sched/batch.h"
 
 #include <stdlib.h>
+#include <string.h>
 #include "tests/check.h"
 
 #define N_SEQS     24
@@ -24,8 +25,8 @@ struct sim {
         uint32_t tokens[TOKENS_MAX];
     } seqs[N_SEQS];
     uint32_t n_left; /* to be created */
-    uint32_t n_completed, n_preempted, n_hits;
-    uint64_t content[PAGES_MAX][5]; /* of group 0: what was stored, by page and place in it */
+    uint32_t n_completed, n_preempted, n_hits, n_copies;
+    uint64_t content[3][PAGES_MAX][5]; /* what was stored, by group, page and place in it */
 };
 
 static uint32_t rnd(struct sim *s, uint32_t n)
@@ -87,26 +88,51 @@ static uint64_t kv_of(const uint32_t *tokens, uint32_t pos)
     return h;
 }
 
-static uint64_t *cell(struct sim *s, const struct bt_batch_seq *q, uint32_t pos)
+static uint64_t *cell(struct sim *s, const struct bt_batch_seq *q, uint32_t g, uint32_t pos)
 {
-    return &s->content[q->pages[0][pos / s->o.page_tokens]][pos % s->o.page_tokens];
+    return &s->content[g][q->pages[g][pos / s->o.page_tokens]][pos % s->o.page_tokens];
 }
 
-/* Stores the KV of positions [from, end), after checking that of those before; only full attention
- * keeps all. */
-static void store(struct sim *s, const struct bt_batch_seq *q, uint32_t from, uint32_t end)
+/* Stores the KV of positions [from, end) of a group, after checking that of those before that the
+ * one at `from` sees or, of one that landed, that are in the pages that it has. */
+static void store_group(struct sim *s, const struct bt_batch_seq *q, uint32_t g, uint32_t from,
+                        uint32_t end, bool landed)
 {
-    for (uint32_t pos = 0; pos < end; pos++) {
+    uint32_t w = s->o.groups[g].window, seer = landed ? end : from;
+    uint32_t pos = w == 0 || seer < w ? 0 : seer - w + 1;
+
+    pos = landed ? pos / s->o.page_tokens * s->o.page_tokens : pos; /* whole pages are sent */
+    for (; pos < end; pos++) {
         if (pos < from) {
-            CHECK(*cell(s, q, pos) == kv_of(q->tokens, pos));
+            CHECK(*cell(s, q, g, pos) == kv_of(q->tokens, pos));
         } else {
             struct bt_page_info info =
-                bt_pages_info(bt_batch_pages(s->b, 0), q->pages[0][pos / s->o.page_tokens]);
+                bt_pages_info(bt_batch_pages(s->b, g), q->pages[g][pos / s->o.page_tokens]);
 
             CHECK(info.state == BT_PAGE_LEASED && info.n_refs == 1 && info.holder == q->id);
-            *cell(s, q, pos) = kv_of(q->tokens, pos);
+            *cell(s, q, g, pos) = kv_of(q->tokens, pos);
         }
     }
+}
+
+static void store(struct sim *s, const struct bt_batch_seq *q, uint32_t from, uint32_t end,
+                  bool landed)
+{
+    for (uint32_t g = 0; g < s->o.n_groups; g++) {
+        store_group(s, q, g, from, end, landed);
+    }
+}
+
+/* What a sequence that starts or lands finds in pages of others. */
+static void copy_cached(struct sim *s, const struct bt_batch_seq *q)
+{
+    for (uint32_t g = 0; q->n_copied > 0 && g < s->o.n_groups; g++) {
+        CHECK(q->n_copied < s->o.page_tokens);
+        memmove(s->content[g][q->pages[g][q->n_shared]], s->content[g][q->copy_from[g]],
+                sizeof s->content[g][0]);
+    }
+    s->n_hits += q->n_shared;
+    s->n_copies += q->n_copied > 0;
 }
 
 /* Few different beginnings, so that prompts share them. */
@@ -146,6 +172,9 @@ static void create_one(struct sim *s)
     enum bt_status st = land ? bt_batch_land(s->b, &nw, &slot) : bt_batch_submit(s->b, &nw, &slot);
 
     if (st == BT_OK) {
+        if (land) {
+            copy_cached(s, bt_batch_seq(s->b, slot));
+        }
         s->seqs[at].used = true;
         s->seqs[at].id = bt_batch_seq(s->b, slot)->id;
         s->seqs[at].end = end;
@@ -164,8 +193,7 @@ static void outside_event(struct sim *s, uint32_t at)
     if (q->state == BT_BATCH_LANDING && rnd(s, 8) == 0) {
         bt_batch_quarantine(s->b, slot);
     } else if (q->state == BT_BATCH_LANDING && q->n_tokens < s->seqs[at].end) {
-        store(s, q, q->n_shared * s->o.page_tokens, q->n_tokens);
-        s->n_hits += q->n_shared;
+        store(s, q, bt_batch_n_cached(s->b, q), q->n_tokens, true);
         bt_batch_start(s->b, slot);
     } else if (q->state == BT_BATCH_HELD || q->state == BT_BATCH_FINISHED ||
                q->state == BT_BATCH_QUARANTINED || q->state == BT_BATCH_LANDING || q->cancelled) {
@@ -189,7 +217,7 @@ static void check_plan(struct sim *s, const struct bt_batch_plan *plan)
         CHECK_EQ(sp->last, sp->pos + sp->n == q->n_tokens);
         n_decode += sp->decode;
         n_prefill += sp->decode ? 0 : sp->n;
-        store(s, q, sp->pos, sp->pos + sp->n);
+        store(s, q, sp->pos, sp->pos + sp->n, false);
         n_rows += sp->decode ? 0 : q->all_rows ? sp->n : sp->last;
         for (uint32_t g = 0; g < s->o.n_groups; g++) {
             uint32_t w = s->o.groups[g].window;
@@ -210,10 +238,10 @@ static void one_step(struct sim *s)
     struct bt_batch_plan plan;
 
     bt_batch_plan(s->b, &plan);
-    check_plan(s, &plan);
     for (uint32_t i = 0; i < plan.n_started; i++) {
-        s->n_hits += bt_batch_seq(s->b, plan.started[i])->n_shared;
+        copy_cached(s, bt_batch_seq(s->b, plan.started[i]));
     }
+    check_plan(s, &plan);
     for (uint32_t i = 0; i < plan.n_preempted; i++) {
         for (uint32_t at = 0; at < N_SEQS; at++) {
             if (s->seqs[at].used && s->seqs[at].id == plan.preempted[i]) {
@@ -242,7 +270,7 @@ static void one_step(struct sim *s)
     }
 }
 
-static uint32_t run(uint64_t seed)
+static void run(uint64_t seed, uint32_t *n_hits, uint32_t *n_copies)
 {
     struct sim s = {.rng = seed * 977 + 1, .n_left = 60};
 
@@ -255,11 +283,9 @@ static uint32_t run(uint64_t seed)
                                  .prefix_cache = seed % 2 == 1};
     uint32_t n_pages = 8 + rnd(&s, PAGES_MAX - 8);
 
-    s.o.n_groups = s.o.prefix_cache ? 1 : s.o.n_groups;
-
     for (uint32_t g = 0; g < s.o.n_groups; g++) {
         s.o.groups[g].n_pages = n_pages;
-        s.o.groups[g].window = g == 0 ? 0 : 1 + rnd(&s, 20);
+        s.o.groups[g].window = g == 0 && rnd(&s, 4) != 0 ? 0 : 1 + rnd(&s, 20);
     }
     CHECK_EQ(bt_batch_create(&s.o, &s.b), BT_OK);
     uint32_t n = 0;
@@ -292,18 +318,19 @@ static uint32_t run(uint64_t seed)
         exit(1);
     }
     bt_batch_destroy(s.b);
-    return s.n_hits;
+    *n_hits += s.n_hits;
+    *n_copies += s.n_copies;
 }
 
 int main(int argc, char **argv)
 {
     uint64_t n = argc > 1 ? strtoull(argv[1], NULL, 10) : 200;
 
-    uint32_t n_hits = 0;
+    uint32_t n_hits = 0, n_copies = 0;
 
     for (uint64_t seed = 0; seed < n; seed++) {
-        n_hits += run(seed);
+        run(seed, &n_hits, &n_copies);
     }
-    CHECK(n_hits > n);
+    CHECK(n_hits > n && n_copies > n);
     return bt_test_done();
 }
