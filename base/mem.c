@@ -64,6 +64,16 @@ void *bt_realloc(void *p, size_t n)
     return counted(q);
 }
 
+void bt_mem_return_large(void)
+{
+    (void)mallopt(M_MMAP_THRESHOLD, 256 << 10); /* without it the threshold grows with what is freed */
+}
+
+void bt_mem_trim(void)
+{
+    (void)malloc_trim(0); /* whether there was anything to give back */
+}
+
 void *bt_alloc_aligned(size_t align, size_t n)
 {
     void *p = NULL;

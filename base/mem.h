@@ -20,6 +20,13 @@ char *bt_strndup(const char *s, size_t n) BT_NODISCARD; /* ends at a NUL inside 
 char *bt_memdup(const void *p, size_t n) BT_NODISCARD;  /* all n bytes, and a NUL behind them */
 void bt_free(void *p);
 
+/* For programs whose large blocks come and go: from now on a block of 256 KiB or more goes back to the system when it is
+ * freed. Costs page faults. At start. */
+void bt_mem_return_large(void);
+/* Gives back what many small blocks have left behind. Takes milliseconds for each 100 MiB, and other threads'
+ * allocations may wait for some of it. */
+void bt_mem_trim(void);
+
 /* false on overflow; *out is then untouched. */
 bool bt_mul_size(size_t a, size_t b, size_t *out) BT_NODISCARD;
 bool bt_add_size(size_t a, size_t b, size_t *out) BT_NODISCARD;

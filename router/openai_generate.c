@@ -46,6 +46,7 @@ struct call {
 static void uncount_body(struct call *c)
 {
     c->r->body_bytes -= c->body_bytes;
+    c->r->parsed_bytes += c->body_bytes;
     c->body_bytes = 0;
 }
 

@@ -42,6 +42,10 @@ struct bt_router {
     size_t n_keys;
     bool draining;
     size_t body_bytes; /* of requests that are being read */
+    /* Of requests that were taken apart since memory was last given back to the system. */
+    size_t parsed_bytes;
+    uint64_t t_trim;
+    bool trimming;
     struct bt_router_metrics metrics;
     struct bt_request_log *request_log; /* NULL: none is kept */
     /* generate.c */

@@ -424,6 +424,7 @@ int main(int argc, char **argv)
         return 0;
     }
     bt_log_thread("loop");
+    bt_mem_return_large();
     raise_descriptors(p.cfg.connections);
     json_object_seed(0);
     enum bt_status st = start(&p, &err);
