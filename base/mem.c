@@ -66,7 +66,8 @@ void *bt_realloc(void *p, size_t n)
 
 void bt_mem_return_large(void)
 {
-    (void)mallopt(M_MMAP_THRESHOLD, 256 << 10); /* without it the threshold grows with what is freed */
+    (void)mallopt(M_MMAP_THRESHOLD,
+                  256 << 10); /* without it the threshold grows with what is freed */
 }
 
 void bt_mem_trim(void)

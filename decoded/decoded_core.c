@@ -24,6 +24,7 @@ static const uint8_t legal_next[] = {
 
 struct dc_job {
     struct bt_job head;
+    char request_id[BT_SESSION_ID_MAX + 1];
     enum job_state state;
     uint32_t router;
     uint64_t conn;       /* P's connection; 0 before `started` */
@@ -197,12 +198,14 @@ static void act_refuse(struct bt_dc_core *c, uint64_t conn, const struct bt_tick
     m->refuse.text = text;
 }
 
-static void act_end(struct bt_dc_core *c, uint32_t router, const struct bt_ticket *t,
-                    enum bt_attempt_reason reason, const char *text)
+/* request_id: valid as long as the list. */
+static void act_end(struct bt_dc_core *c, uint32_t router, const char *request_id,
+                    const struct bt_ticket *t, enum bt_attempt_reason reason, const char *text)
 {
     struct bt_dc_action *a = act(c, BT_DC_ATTEMPT_END);
 
     a->router = router;
+    a->request_id = request_id;
     a->end = (struct bt_msg_attempt_end){*t, reason, text};
 }
 
@@ -296,7 +299,7 @@ static void job_fail(struct bt_dc_core *c, struct dc_job *j, enum bt_attempt_rea
                      const char *text)
 {
     c->stats.failures++;
-    act_end(c, j->router, &j->head.ticket, reason, text);
+    act_end(c, j->router, j->request_id, &j->head.ticket, reason, text);
     job_end(c, j);
 }
 
@@ -403,24 +406,27 @@ void bt_dc_on_submit(struct bt_dc_core *c, uint64_t now, uint32_t router,
     begin(c);
     if (bt_ticket_table_by_ticket(&c->jobs, &s->ticket) != NULL) {
         c->stats.stale++;
-        act_end(c, router, &s->ticket, BT_ATTEMPT_INVALID, "this ticket is already in use");
+        act_end(c, router, s->request_id, &s->ticket, BT_ATTEMPT_INVALID,
+                "this ticket is already in use");
         return;
     }
     if (c->giving_back) {
-        act_end(c, router, &s->ticket, BT_ATTEMPT_DRAINING, DRAINED);
+        act_end(c, router, s->request_id, &s->ticket, BT_ATTEMPT_DRAINING, DRAINED);
         return;
     }
     struct dc_job *j = bt_ticket_table_add(&c->jobs, &s->ticket);
 
     if (j == NULL) {
-        act_end(c, router, &s->ticket, BT_ATTEMPT_REFUSED, "the decode queue is full");
+        act_end(c, router, s->request_id, &s->ticket, BT_ATTEMPT_REFUSED,
+                "the decode queue is full");
         return;
     }
     j->router = router;
+    snprintf(j->request_id, sizeof j->request_id, "%s", s->request_id != NULL ? s->request_id : "");
     if (!copy_request(j, s)) {
         job_free_memory(j);
         bt_ticket_table_remove(&c->jobs, j);
-        act_end(c, router, &s->ticket, BT_ATTEMPT_REFUSED, "out of memory");
+        act_end(c, router, s->request_id, &s->ticket, BT_ATTEMPT_REFUSED, "out of memory");
         return;
     }
     if (s->peer_instance == 0) {

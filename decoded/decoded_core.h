@@ -61,6 +61,7 @@ struct bt_dc_request {
 struct bt_dc_action {
     enum bt_dc_action_kind kind;
     uint32_t router;
+    const char *request_id; /* ATTEMPT_END: for the log */
     uint64_t job, peer, generation;
     struct bt_ticket ticket;
     uint32_t token;

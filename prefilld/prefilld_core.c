@@ -29,6 +29,7 @@ struct layer_progress {
 
 struct pf_job {
     struct bt_job head;
+    char request_id[BT_SESSION_ID_MAX + 1];
     enum job_state state;
     uint32_t router;
     uint64_t peer_instance; /* 0: no decode leg */
@@ -183,12 +184,14 @@ static struct bt_control *act_control(struct bt_pf_core *c, uint64_t conn,
     return &a->control;
 }
 
-static void act_end(struct bt_pf_core *c, uint32_t router, const struct bt_ticket *t,
-                    enum bt_attempt_reason reason, const char *text)
+/* request_id: valid as long as the list. */
+static void act_end(struct bt_pf_core *c, uint32_t router, const char *request_id,
+                    const struct bt_ticket *t, enum bt_attempt_reason reason, const char *text)
 {
     struct bt_pf_action *a = act(c, BT_PF_ATTEMPT_END);
 
     a->router = router;
+    a->request_id = request_id;
     a->end = (struct bt_msg_attempt_end){*t, reason, text};
 }
 
@@ -319,7 +322,7 @@ static void job_fail(struct bt_pf_core *c, struct pf_job *j, enum bt_attempt_rea
                      const char *text)
 {
     c->stats.failures++;
-    act_end(c, j->router, &j->head.ticket, reason, text);
+    act_end(c, j->router, j->request_id, &j->head.ticket, reason, text);
     job_end(c, j);
 }
 
@@ -353,18 +356,20 @@ void bt_pf_on_submit(struct bt_pf_core *c, uint64_t now, uint32_t router,
     begin(c);
     if (bt_ticket_table_by_ticket(&c->jobs, &s->ticket) != NULL) {
         c->stats.stale++;
-        act_end(c, router, &s->ticket, BT_ATTEMPT_INVALID, "this ticket is already in use");
+        act_end(c, router, s->request_id, &s->ticket, BT_ATTEMPT_INVALID,
+                "this ticket is already in use");
         return;
     }
     if (c->giving_back) {
-        act_end(c, router, &s->ticket, BT_ATTEMPT_DRAINING, DRAINED);
+        act_end(c, router, s->request_id, &s->ticket, BT_ATTEMPT_DRAINING, DRAINED);
         return;
     }
     if (s->peer_instance != 0) {
         struct pf_peer *p = peer_add(c, s->peer_instance, s->peer_address);
 
         if (p == NULL) {
-            act_end(c, router, &s->ticket, BT_ATTEMPT_REFUSED, "too many decode peers");
+            act_end(c, router, s->request_id, &s->ticket, BT_ATTEMPT_REFUSED,
+                    "too many decode peers");
             return;
         }
         if (p->state == PEER_IDLE && now >= p->next_dial) {
@@ -374,15 +379,17 @@ void bt_pf_on_submit(struct bt_pf_core *c, uint64_t now, uint32_t router,
     struct pf_job *j = bt_ticket_table_add(&c->jobs, &s->ticket);
 
     if (j == NULL) {
-        act_end(c, router, &s->ticket, BT_ATTEMPT_REFUSED, "the prefill queue is full");
+        act_end(c, router, s->request_id, &s->ticket, BT_ATTEMPT_REFUSED,
+                "the prefill queue is full");
         return;
     }
     j->router = router;
+    snprintf(j->request_id, sizeof j->request_id, "%s", s->request_id != NULL ? s->request_id : "");
     j->t_submit = now;
     if (!job_init(c, j, s)) {
         job_free_memory(j);
         bt_ticket_table_remove(&c->jobs, j);
-        act_end(c, router, &s->ticket, BT_ATTEMPT_REFUSED, "out of memory");
+        act_end(c, router, s->request_id, &s->ticket, BT_ATTEMPT_REFUSED, "out of memory");
         return;
     }
     j->engine_knows = true;

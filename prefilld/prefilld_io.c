@@ -161,8 +161,8 @@ static void do_action(struct bt_prefilld *p, const struct bt_pf_action *a)
         do_output(p, a);
         break;
     case BT_PF_ATTEMPT_END:
-        bt_log_debug("prefilld", "ticket %s ends: %s", bt_ticket_text(&a->end.ticket, t),
-                     a->end.text);
+        BT_LOG(BT_LOG_DEBUG, "prefilld", a->request_id, "ticket %s ends: %s",
+               bt_ticket_text(&a->end.ticket, t), a->end.text);
         bt_node_attempt_end(p->node, a->router, &a->end);
         break;
     case BT_PF_PEER_STATE:
@@ -341,9 +341,12 @@ static void update_peers(struct bt_prefilld *p)
 static void on_router(void *arg, uint32_t router, const struct bt_from_router *m)
 {
     struct bt_prefilld *p = arg;
+    char t[9];
 
     switch (m->kind) {
     case BT_FROM_ROUTER_SUBMIT:
+        BT_LOG(BT_LOG_DEBUG, "prefilld", m->submit.request_id, "ticket %s: %zu tokens",
+               bt_ticket_text(&m->submit.ticket, t), m->submit.n_tokens);
         bt_pf_on_submit(p->core, now_ns(p), router, &m->submit);
         run(p);
         break;

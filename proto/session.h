@@ -21,6 +21,7 @@
     2u /* from here on decode nodes compute prompts of submits without a peer */
 #define BT_SESSION_TOKENS_MAX (4u << 20) /* token ids in one submit */
 #define BT_SESSION_PEERS_MAX  4096u
+#define BT_SESSION_ID_MAX     200u /* of a request id that daemons keep; longer ones are cut */
 #define BT_SESSION_MSG_MAX    (32u << 20) /* bytes of one message */
 
 enum bt_role { BT_ROLE_PREFILL, BT_ROLE_DECODE };

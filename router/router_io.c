@@ -12,8 +12,9 @@
 #include "router/router_int.h"
 #include "router/session_io.h"
 
-#define TICK_NS    (25 * BT_NS_PER_MS)
-#define TRIM_BYTES ((size_t)4 << 20) /* requests that leave so much behind that it is worth the time */
+#define TICK_NS (25 * BT_NS_PER_MS)
+#define TRIM_BYTES                                                                                 \
+    ((size_t)4 << 20) /* requests that leave so much behind that it is worth the time */
 #define TRIM_PAUSE (2 * BT_NS_PER_S)
 
 void bt_router_tell_health(struct bt_router *r)

@@ -82,7 +82,8 @@ def test_log_and_trace(tmp_path):
 def test_a_lost_node_is_told(tmp_path):
     """The attempt on the node that was killed is in the log, with the reason, and in the drawing."""
     log = str(tmp_path / "requests.jsonl")
-    with Cluster(tiny("tiny-long"), prefill=1, decode=2, router_opts=["--request-log", log]) as c:
+    with Cluster(tiny("tiny-long"), prefill=1, decode=2, node=["--log-level", "debug"],
+                 router_opts=["--request-log", log, "--log-level", "debug"]) as c:
         result = {}
 
         def ask():
@@ -104,6 +105,11 @@ def test_a_lost_node_is_told(tmp_path):
         assert first["end_at_ms"] <= last["start_at_ms"]
         text = trace("moved", "--log", log).stdout
         assert "attempt 1: " in text and "attempt 2: " in text and "lost: " in text
+        # Each node's log names the request beside its tickets.
+        for name, node in c.nodes.items():
+            tickets = re.findall(r" req=moved ticket (\w+): \d+ tokens", node.log())
+            assert len(set(tickets)) == (2 if name == "prefill-0" else 1), (name, tickets)
+        assert "moved: attempt 1 ended" in c.router.log()
 
 
 def test_errors(tmp_path):

@@ -193,6 +193,7 @@ static void do_p(struct world *w, const struct bt_pf_action *a)
                  w->n_tokens_of[request_of(w, &a->output.ticket)]);
         break;
     case BT_PF_ATTEMPT_END:
+        CHECK(strcmp(a->request_id, "r") == 0);
         w->ended[request_of(w, &a->end.ticket)]++;
         w->drained[request_of(w, &a->end.ticket)] += a->end.reason == BT_ATTEMPT_DRAINING;
         fly(w, W_D_CANCEL)->ticket = a->end.ticket; /* what the router does */
@@ -285,6 +286,7 @@ static void do_d(struct world *w, const struct bt_dc_action *a)
         break;
     }
     case BT_DC_ATTEMPT_END:
+        CHECK(strcmp(a->request_id, "r") == 0);
         w->ended[request_of(w, &a->end.ticket)]++;
         w->drained[request_of(w, &a->end.ticket)] += a->end.reason == BT_ATTEMPT_DRAINING;
         fly(w, W_P_CANCEL)->ticket = a->end.ticket;
