@@ -271,10 +271,31 @@ static void on_router_lost(void *arg, uint32_t router)
     bt_node_health_changed(n);
 }
 
+static void drain(struct bt_node *n)
+{
+    struct bt_node_private *p = n->p;
+
+    bt_log_info("node", "draining");
+    bt_notify("STOPPING=1");
+    p->draining = true;
+    p->drain_end = bt_net_loop_now(n->loop) + n->cfg.drain_timeout;
+    bt_router_link_drain(n->link);
+    bt_node_health_changed(n);
+}
+
 static void on_router_message(void *arg, uint32_t router, const struct bt_from_router *m)
 {
     struct bt_node *n = arg;
+    bool up = false;
 
+    if (m->kind == BT_FROM_ROUTER_DRAIN) {
+        bt_log_info("node", "router %s tells this node to drain",
+                    bt_router_link_address(n->link, router, &up));
+        if (!n->p->draining) {
+            drain(n);
+        }
+        return;
+    }
     n->hooks.on_router(n->hooks.arg, router, m);
 }
 
@@ -320,12 +341,7 @@ static void on_signal(void *arg, int signum)
         bt_net_loop_stop(n->loop);
         return;
     }
-    bt_log_info("node", "draining");
-    bt_notify("STOPPING=1");
-    p->draining = true;
-    p->drain_end = bt_net_loop_now(n->loop) + n->cfg.drain_timeout;
-    bt_router_link_drain(n->link);
-    bt_node_health_changed(n);
+    drain(n);
 }
 
 /* ---- start ---- */

@@ -288,6 +288,9 @@ void sim_node_message(struct bt_sim *s, struct sim_node *n, uint32_t link,
         sim_log(s, "%p: cancel of ticket %x from %p", n->proc, sim_ticket_id(&m->cancel.ticket),
                 link);
         sim_ticket_over(s, n, link, &m->cancel.ticket);
+    } else if (m->kind == BT_FROM_ROUTER_DRAIN) {
+        sim_drain(s, n->proc);
+        return;
     }
     if (n->role == BT_ROLE_PREFILL) {
         sim_prefill_message(s, n, link, m);

@@ -96,11 +96,27 @@ static void on_drained(struct bt_sim *s, struct sim_event *e)
     }
 }
 
-static void drain_proc(struct bt_sim *s, uint32_t proc)
+void sim_drain(struct bt_sim *s, uint32_t proc)
 {
     if (s->procs[proc].alive && !s->procs[proc].draining && !s->procs[proc].frozen) {
         sim_node_drain(s, proc);
         sim_post(s, s->now + 100 * SIM_MS, SIM_WORLD, on_drained)->i = proc;
+    }
+}
+
+/* As SIGTERM; or a router is asked, and tells it. */
+static void drain_proc(struct bt_sim *s, uint32_t proc)
+{
+    uint64_t x = sim_mix(s->opts.seed, s->now), instance = 0;
+    struct sim_proc *r = &s->procs[x / 2 % s->cfg.n_routers];
+    struct bt_err err = {0};
+
+    if (x % 2 == 0 && r->alive && !r->frozen &&
+        bt_rt_drain(r->router->core, s->now, s->procs[proc].name, true, &instance, &err) == BT_OK) {
+        sim_logs(s, r->name, "%s is asked to drain %p", proc);
+        sim_router_pump(s, r->router);
+    } else {
+        sim_drain(s, proc);
     }
 }
 

@@ -543,6 +543,7 @@ void sim_audit(struct bt_sim *s,
 /* ---- sim_fault.c, sim_settle.c ---- */
 
 void sim_faults_start(struct bt_sim *s);
-void sim_settle_start(struct bt_sim *s); /* after the last fault */
+void sim_drain(struct bt_sim *s, uint32_t proc); /* and replaces it afterwards */
+void sim_settle_start(struct bt_sim *s);         /* after the last fault */
 
 #endif

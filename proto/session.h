@@ -14,9 +14,10 @@
 #include "base/status.h"
 #include "proto/ticket.h"
 
-#define BT_SESSION_METHOD      "/baton.session.v1.Session/Run"
-#define BT_SESSION_VERSION_MIN 1u
-#define BT_SESSION_VERSION_MAX 2u
+#define BT_SESSION_METHOD        "/baton.session.v1.Session/Run"
+#define BT_SESSION_VERSION_MIN   1u
+#define BT_SESSION_VERSION_MAX   2u
+#define BT_SESSION_VERSION_ADMIN 2u /* from here on nodes are told to drain */
 #define BT_SESSION_VERSION_LOCAL                                                                   \
     2u /* from here on decode nodes compute prompts of submits without a peer */
 #define BT_SESSION_TOKENS_MAX (4u << 20) /* token ids in one submit */
@@ -150,6 +151,7 @@ enum bt_from_router_kind {
     BT_FROM_ROUTER_CANCEL,
     BT_FROM_ROUTER_PEERS,
     BT_FROM_ROUTER_HEARTBEAT,
+    BT_FROM_ROUTER_DRAIN,
 };
 
 struct bt_from_router {

@@ -445,6 +445,9 @@ enum bt_status bt_from_router_decode(const void *data, size_t n, struct bt_arena
         return get_peers(m->peers, arena, out, err);
     case BATON__SESSION__V1__FROM_ROUTER__M_HEARTBEAT:
         return BT_OK;
+    case BATON__SESSION__V1__FROM_ROUTER__M_DRAIN:
+        out->kind = BT_FROM_ROUTER_DRAIN;
+        return BT_OK;
     default:
         return bad(err, "m", "no known message in it");
     }
@@ -762,6 +765,7 @@ enum bt_status bt_from_router_encode(const struct bt_from_router *m, struct bt_b
     Baton__Session__V1__Cancel cancel = BATON__SESSION__V1__CANCEL__INIT;
     Baton__Session__V1__Peers peers = BATON__SESSION__V1__PEERS__INIT;
     Baton__Session__V1__Heartbeat heartbeat = BATON__SESSION__V1__HEARTBEAT__INIT;
+    Baton__Session__V1__Drain drain = BATON__SESSION__V1__DRAIN__INIT;
     bool ok = true;
 
     bt_arena_init(&a, ENCODE_ARENA_MAX);
@@ -792,6 +796,10 @@ enum bt_status bt_from_router_encode(const struct bt_from_router *m, struct bt_b
     case BT_FROM_ROUTER_HEARTBEAT:
         w.m_case = BATON__SESSION__V1__FROM_ROUTER__M_HEARTBEAT;
         w.heartbeat = &heartbeat;
+        break;
+    case BT_FROM_ROUTER_DRAIN:
+        w.m_case = BATON__SESSION__V1__FROM_ROUTER__M_DRAIN;
+        w.drain = &drain;
         break;
     }
     enum bt_status st = ok ? bt_pb_pack(&w.base, out) : BT_ERR_NOMEM;

@@ -125,6 +125,13 @@ void bt_rt_on_message(struct bt_rt_core *c, uint64_t now, uint64_t session,
 /* The stream has ended. */
 void bt_rt_on_session_lost(struct bt_rt_core *c, uint64_t now, uint64_t session, const char *why);
 
+/* Takes a node out of service, named by its name or instance (16 hex digits); the answer is *instance. It
+ * gets nothing more from now on, and is told. force: also the last node of its role. BT_ERR_NOT_FOUND;
+ * BT_ERR_INVALID: it drains already, is the last one, or several have that name; BT_ERR_UNSUPPORTED: it
+ * is too old to be told. err says which. */
+enum bt_status bt_rt_drain(struct bt_rt_core *c, uint64_t now, const char *node, bool force,
+                           uint64_t *instance, struct bt_err *err) BT_NODISCARD;
+
 /* ---- sequences ---- */
 
 struct bt_rt_seq_start {

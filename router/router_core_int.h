@@ -223,6 +223,8 @@ void bt_rt_on_attempt_end(struct bt_rt_core *c, uint64_t now, struct rt_node *n,
 /* ---- router_nodes.c ---- */
 
 struct rt_node *bt_rt_node(const struct bt_rt_core *c, uint64_t session); /* NULL: gone */
+/* It gets no new attempts; why is for the log. */
+void bt_rt_node_drains(struct bt_rt_core *c, uint64_t now, struct rt_node *n, const char *why);
 void bt_rt_nodes_tick(struct bt_rt_core *c, uint64_t now);
 void bt_rt_nodes_fini(struct bt_rt_core *c);
 

@@ -16,6 +16,7 @@
 #include "base/options.h"
 #include "net/grpc.h"
 #include "net/http.h"
+#include "router/admin_grpc.h"
 #include "router/generate.h"
 #include "router/inference_grpc.h"
 #include "router/openai_http.h"
@@ -284,6 +285,9 @@ static enum bt_status start_front(struct program *p, struct bt_err *err)
 
     if (st == BT_OK) {
         st = bt_inference_grpc_add(p->router.grpc, &p->router);
+    }
+    if (st == BT_OK) {
+        st = bt_admin_grpc_add(p->router.grpc, &p->router);
     }
     if (st != BT_OK) {
         return bt_err_set(err, st, "out of memory");

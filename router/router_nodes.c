@@ -351,6 +351,15 @@ static void on_peer_state(struct bt_rt_core *c, uint64_t now, struct rt_node *n,
     bt_rt_nodes_changed(c, now);
 }
 
+void bt_rt_node_drains(struct bt_rt_core *c, uint64_t now, struct rt_node *n, const char *why)
+{
+    n->draining = true;
+    bt_rt_log(
+        c, BT_LOG_INFO,
+        bt_rt_say(c, "%s node %s drains, %s", bt_role_name(n->hello.role), n->hello.name, why));
+    bt_rt_nodes_changed(c, now);
+}
+
 void bt_rt_on_message(struct bt_rt_core *c, uint64_t now, uint64_t session,
                       const struct bt_from_daemon *m)
 {
@@ -384,11 +393,7 @@ void bt_rt_on_message(struct bt_rt_core *c, uint64_t now, uint64_t session,
         break;
     case BT_FROM_DAEMON_DRAINING:
         if (!n->draining) {
-            n->draining = true;
-            bt_rt_log(
-                c, BT_LOG_INFO,
-                bt_rt_say(c, "%s node %s drains", bt_role_name(n->hello.role), n->hello.name));
-            bt_rt_nodes_changed(c, now);
+            bt_rt_node_drains(c, now, n, "by itself");
         }
         break;
     }

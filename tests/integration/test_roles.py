@@ -2,11 +2,14 @@
 
 import json
 import os
+import subprocess
 import threading
+import urllib.error
+import urllib.request
 
 import pytest
 
-from cluster import Cluster, longer, parallel, stream_sse, tiny, wait_until
+from cluster import BIN, SLOW, Cluster, longer, parallel, stream_sse, tiny, wait_until
 
 MODEL = tiny("tiny-long")
 
@@ -127,3 +130,107 @@ def test_cancelled_while_a_decode_node_computes(tmp_path):
         assert "".join(e["choices"][0]["text"] for e in got) == want[0]
         c.wait_idle()
         assert answer(c, body(1, 20, max_tokens=300)) == want
+
+
+# ---- drain ----
+
+def baton(cluster, *args, ok=True, env=None):
+    """Runs `baton ARGS` against the cluster; its output, errors included."""
+    out = subprocess.run([os.path.join(BIN, "baton"), args[0], "--server", cluster.address, *args[1:]], stdout=subprocess.PIPE,
+                         stderr=subprocess.STDOUT, text=True, timeout=120 * SLOW, env={**os.environ, **(env or {})}, check=False)
+    assert (out.returncode == 0) == ok, f"baton {' '.join(args)}: exit {out.returncode}\n{out.stdout}"
+    return out.stdout
+
+
+class Steady:
+    """Answers asked for all the time, several at once; each must be the undisturbed one."""
+
+    def __init__(self, cluster, want, clients=4):
+        self.errors, self.count, self.stop = [], 0, threading.Event()
+        self.threads = [threading.Thread(target=self.run, args=(cluster, want, k)) for k in range(clients)]
+
+    def run(self, cluster, want, k):
+        i = k
+        try:
+            while not self.stop.is_set():
+                i = (i + 3) % len(LENGTHS)
+                got = answer(cluster, body(i, LENGTHS[i]))
+                assert got == want[i], f"the answer to a prompt of {LENGTHS[i]} tokens changed"
+                self.count += 1
+        except BaseException as e:  # noqa: BLE001, raised in __exit__
+            self.errors.append(e)
+
+    def more(self, n=8):
+        """Waits until n more answers have come."""
+        want = self.count + n
+        wait_until("more answers", lambda: self.count >= want or self.errors, 60)
+
+    def __enter__(self):
+        for t in self.threads:
+            t.start()
+        self.more()
+        return self
+
+    def __exit__(self, kind, *_):
+        self.stop.set()
+        for t in self.threads:
+            t.join()
+        if kind is None and self.errors:
+            raise self.errors[0]
+
+
+@pytest.mark.parametrize("timeout", ["30s", "0"])
+def test_drain_loses_nothing(undisturbed, timeout):
+    """One node after the other, under load; with no time at all, what runs there moves."""
+    with Cluster(MODEL, prefill=2, decode=2, node=["--drain-timeout", timeout]) as c:
+        with Steady(c, undisturbed) as load:
+            for name in ("decode-0", "prefill-1"):
+                out = baton(c, "drain", name)
+                assert f"{name} has ended" in out
+                assert c.nodes[name].proc.wait(20 * SLOW) == 0
+                load.more()
+            assert {n["name"] for n in c.cluster()["nodes"]} == {"decode-1", "prefill-0"}
+        c.wait_idle()
+
+
+def test_drain_refuses(undisturbed):
+    with Cluster(MODEL) as c:
+        assert "the last decode node" in baton(c, "drain", "decode-0", ok=False)
+        assert "connected: " in baton(c, "drain", "nobody", ok=False)
+        assert "one NODE is needed" in baton(c, "drain", ok=False)
+        assert answer(c, body(3, LENGTHS[3])) == undisturbed[3]
+        assert "has ended" in baton(c, "drain", "decode-0", "--force")
+        assert c.nodes["decode-0"].proc.wait(20 * SLOW) == 0
+        assert c.http("/health")[0] == 503
+
+
+def test_drain_is_seen_and_bounded(tmp_path):
+    """A long answer holds the node: health says so first, status shows it, the waiting is bounded and the node goes on."""
+    health = ["--health", "127.0.0.1:0"]
+    with Cluster(longer(MODEL, 32768, str(tmp_path)), decode=2, decode_opts=[*health, "--drain-timeout", "60s"], kv_bytes="256MiB") as c:
+        events, done = [], []
+        request = body(1, 20, max_tokens=6000)
+        t = threading.Thread(target=lambda: done.append(stream_sse(c, "/v1/completions", request, on_event=events.append)))
+        t.start()
+        wait_until("the answer to begin", lambda: len(events) > 2)
+        busy = wait_until("the node that runs it", lambda: [n["name"] for n in c.cluster()["nodes"] if n["role"] == "decode" and n["running"]])[0]
+        out = baton(c, "drain", busy, "--timeout", "300ms", ok=False)
+        assert "1 running" in out and "it goes on" in out
+        assert [n["state"] for n in c.cluster()["nodes"] if n["name"] == busy] == ["draining"]
+        assert "draining" in baton(c, "status")
+        url = c.nodes[busy].find(r"listening on (http://\S+)").group(1)
+        with pytest.raises(urllib.error.HTTPError, match="503"):
+            urllib.request.urlopen(url + "/ready", timeout=10)
+        assert "drains already" in baton(c, "drain", busy, ok=False)
+        t.join()
+        assert done[0][-1]["choices"][0]["finish_reason"] == "length"
+        assert c.nodes[busy].proc.wait(20 * SLOW) == 0
+
+
+def test_drain_asks_for_the_key(tmp_path):
+    keys = os.path.join(tmp_path, "keys")
+    with open(keys, "w", encoding="utf-8") as f:
+        f.write("sesame\n")
+    with Cluster(MODEL, decode=2, router_opts=["--api-key-file", keys], key="sesame") as c:
+        assert "API key" in baton(c, "drain", "decode-0", ok=False)
+        assert "has ended" in baton(c, "drain", "decode-0", env={"BATON_API_KEY": "sesame"})

@@ -222,6 +222,8 @@ static void on_message(struct bt_grpc_call *call, void *user, const uint8_t *dat
     case BT_FROM_ROUTER_PEERS:
         n->n_peers = (uint32_t)m.peers.n;
         break;
+    case BT_FROM_ROUTER_DRAIN:
+        break;
     case BT_FROM_ROUTER_HEARTBEAT:
         send_message(
             n, &(struct bt_from_daemon){.kind = BT_FROM_DAEMON_LOAD, .load = {.pages_free = 100}});

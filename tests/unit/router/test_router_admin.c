@@ -1,0 +1,159 @@
+/* What the router's core does when it is told to take nodes out of service. */
+
+#include <string.h>
+#include "base/clock.h"
+#include "base/mem.h"
+#include "router/router_core.h"
+#include "tests/check.h"
+
+#define MS BT_NS_PER_MS
+
+static struct bt_rt_core *core;
+static uint64_t now, told[16], submitted[16];
+static size_t n_told, n_submitted;
+static bool ready;
+
+static void drain_actions(void)
+{
+    struct bt_rt_action a;
+
+    while (bt_rt_core_next(core, &a)) {
+        if (a.kind == BT_RT_SEND && a.send.kind == BT_FROM_ROUTER_DRAIN) {
+            told[n_told++] = a.session;
+        } else if (a.kind == BT_RT_SEND && a.send.kind == BT_FROM_ROUTER_SUBMIT) {
+            submitted[n_submitted++] = a.session;
+        } else if (a.kind == BT_RT_READY) {
+            ready = a.ready;
+        }
+    }
+}
+
+static void begin(void)
+{
+    static const struct bt_rt_opts opts = {.instance = 9,
+                                           .name = "r",
+                                           .seed = {1, 2},
+                                           .seqs_max = 64,
+                                           .queue_max = 8,
+                                           .nodes_max = 16,
+                                           .attempts_max = 4,
+                                           .queue_ns = 30000 * MS,
+                                           .grace_ns = 1000 * MS,
+                                           .migrate_ns = 5000 * MS,
+                                           .lease_ns = 3000 * MS,
+                                           .heartbeat_ns = 250 * MS,
+                                           .backoff_ns = 20 * MS};
+
+    now = 1000 * MS;
+    n_told = n_submitted = 0;
+    ready = false;
+    CHECK_EQ(bt_rt_core_create(&opts, &core), BT_OK);
+}
+
+static void end(void)
+{
+    bt_rt_core_destroy(core);
+    CHECK_EQ(bt_test_live_bytes(), 0);
+}
+
+static uint64_t join(enum bt_role role, uint64_t instance, const char *name, uint64_t model,
+                     uint32_t version)
+{
+    uint64_t session = bt_rt_on_session(core, now);
+    struct bt_from_daemon m = {.kind = BT_FROM_DAEMON_HELLO,
+                               .hello = {.version_min = 1,
+                                         .version_max = version,
+                                         .role = role,
+                                         .instance = instance,
+                                         .name = name,
+                                         .fingerprint = model,
+                                         .numerics = "f32",
+                                         .kv_layout = "L",
+                                         .model_name = "m",
+                                         .transfer_address = "127.0.0.1:9",
+                                         .backend = "cpu"}};
+
+    bt_rt_on_message(core, now, session, &m);
+    drain_actions();
+    return session;
+}
+
+static const char *drain(const char *node, bool force, enum bt_status want, uint64_t instance)
+{
+    static struct bt_err err;
+    uint64_t got = 0;
+
+    err = (struct bt_err){0};
+    CHECK_EQ(bt_rt_drain(core, now, node, force, &got, &err), want);
+    CHECK_EQ(got, instance);
+    drain_actions();
+    return err.msg;
+}
+
+static void ask(void)
+{
+    static const uint32_t prompt[] = {1, 2, 3};
+    struct bt_sampling sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = 3};
+    uint64_t seq = 0;
+
+    CHECK_EQ(bt_rt_seq_start(core, now,
+                             &(struct bt_rt_seq_start){.request_id = "r",
+                                                       .tokens = prompt,
+                                                       .n_prompt = 3,
+                                                       .sampling = &sampling,
+                                                       .deadline = UINT64_MAX},
+                             &seq),
+             BT_OK);
+    drain_actions();
+}
+
+static void test_drain(void)
+{
+    begin();
+    uint64_t p0 = join(BT_ROLE_PREFILL, 1, "p0", 7, 2);
+    uint64_t d0 = join(BT_ROLE_DECODE, 3, "d0", 7, 2);
+
+    CHECK(strstr(drain("p0", false, BT_ERR_INVALID, 0), "the last prefill node") != NULL);
+    CHECK(strstr(drain("d0", false, BT_ERR_INVALID, 0), "the last decode node") != NULL);
+    CHECK(strstr(drain("d1", false, BT_ERR_NOT_FOUND, 0), "p0, d0") != NULL);
+    CHECK(strstr(drain("", false, BT_ERR_NOT_FOUND, 0), "p0, d0") != NULL);
+    CHECK_EQ(n_told, 0);
+    uint64_t p1 = join(BT_ROLE_PREFILL, 2, "p1", 7, 2);
+
+    (void)drain("p0", false, BT_OK, 1);
+    CHECK(n_told == 1 && told[0] == p0 && ready);
+    CHECK(strstr(drain("p0", true, BT_ERR_INVALID, 0), "drains already") != NULL);
+    CHECK(strstr(drain("p1", false, BT_ERR_INVALID, 0), "the last prefill node") != NULL);
+    for (unsigned i = 0; i < 3; i++) {
+        ask();
+    }
+    CHECK_EQ(n_submitted, 6);
+    for (size_t i = 0; i < n_submitted; i++) {
+        CHECK(submitted[i] == p1 || submitted[i] == d0);
+    }
+    (void)drain("0000000000000003", true, BT_OK, 3);
+    CHECK(n_told == 2 && told[1] == d0 && !ready);
+    end();
+}
+
+static void test_who(void)
+{
+    begin();
+    (void)join(BT_ROLE_PREFILL, 1, "x", 7, 2);
+    (void)join(BT_ROLE_PREFILL, 2, "y", 7, 2);
+    (void)join(BT_ROLE_DECODE, 3, "x", 7, 2);
+    CHECK(strstr(drain("x", false, BT_ERR_INVALID, 0), "0000000000000001 or 0000000000000003") != NULL);
+    (void)drain("0000000000000001", false, BT_OK, 1);
+    (void)join(BT_ROLE_PREFILL, 4, "old", 7, 1);
+    CHECK(strstr(drain("old", true, BT_ERR_UNSUPPORTED, 0), "SIGTERM") != NULL);
+    (void)join(BT_ROLE_PREFILL, 5, "other", 8, 2); /* another model, not in use: nobody misses it */
+    (void)drain("other", false, BT_OK, 5);
+    end();
+}
+
+int main(void)
+{
+    test_drain();
+    test_who();
+    return bt_test_done();
+}
