@@ -343,7 +343,7 @@ static double round_to(double f, int64_t precision)
 static bool f_round(struct tev *ev, struct tv v, const struct tv *a, const struct targs *raw,
                     struct tv *out)
 {
-    int64_t precision;
+    int64_t precision = 0;
     double f, scale;
 
     (void)raw;
