@@ -1,8 +1,8 @@
 #ifndef BT_NET_HTTP_H
 #define BT_NET_HTTP_H
 
-/* HTTP server: HTTP/1.1 and HTTP/2 (cleartext by prior knowledge, or TLS with ALPN) on one port,
- * one stream object for both. Everything runs on the loop thread; no call blocks; no callback runs
+/* HTTP server: HTTP/1.1 and HTTP/2 (cleartext by prior knowledge, or TLS with ALPN; "Upgrade: h2c" is
+ * ignored) on one port, one stream object for both. Everything runs on the loop thread; no call blocks; no callback runs
  * inside a call made by the user (so a stream is never gone when a call returns), except where
  * said.
  *
@@ -77,7 +77,7 @@ struct bt_http_events {
  * is never bound nor answered stays open until the client leaves. */
 typedef void bt_http_request_fn(struct bt_http_stream *s, const struct bt_http_request *req,
                                 void *arg);
-/* Body of an answer that the server itself gives (400, 408, 413, 431, 500, 503, 505). Append to
+/* Body of an answer that the server itself gives (400, 408, 413, 431, 500, 501, 503, 505). Append to
  * body; *content_type is "text/plain" before. */
 typedef void bt_http_error_fn(int status, const char *message, struct bt_buf *body,
                               const char **content_type, void *arg);

@@ -4,6 +4,7 @@
 
 #include "net/http_int.h"
 
+#include <ctype.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -34,6 +35,7 @@ struct bt_http1 {
 };
 
 static const struct bt_http_vt vt;
+static const char unspoken_version[] = "only HTTP/1.0, HTTP/1.1 and HTTP/2 are spoken here";
 
 static struct bt_http1 *of(llhttp_t *p)
 {
@@ -137,7 +139,7 @@ static int on_headers_complete(llhttp_t *p)
     int version = llhttp_get_http_major(p) * 10 + llhttp_get_http_minor(p);
 
     if (version != 10 && version != 11) {
-        return stop(h, 505, "only HTTP/1.0, HTTP/1.1 and HTTP/2 are spoken here");
+        return stop(h, 505, unspoken_version);
     }
     if (llhttp_get_method(p) == HTTP_CONNECT) {
         return stop(h, 501, "CONNECT is not supported");
@@ -406,6 +408,22 @@ static void fail(struct bt_http1 *h, int status, const char *message)
     }
 }
 
+/* Whether the rest of a method, as far as it is here, could be one that the parser does not know: the
+ * characters of a token, then a space. Other bytes are no HTTP. */
+static bool is_method(const char *at, const char *end)
+{
+    const char *p = at;
+
+    if (at == NULL) {
+        return false;
+    }
+    while (p < end && (isalnum((unsigned char)*p) != 0 ||
+                       (*p != 0 && strchr("!#$%&'*+-.^_`|~", *p) != NULL))) {
+        p++;
+    }
+    return p != at && (p == end || *p == ' ');
+}
+
 static void run(struct bt_http1 *h, const char *data, size_t len)
 {
     llhttp_errno_t e = llhttp_execute(&h->parser, data, len);
@@ -426,6 +444,10 @@ static void run(struct bt_http1 *h, const char *data, size_t len)
     }
     if (h->fail_status != 0) {
         fail(h, h->fail_status, h->fail_message);
+    } else if (e == HPE_INVALID_METHOD && is_method(llhttp_get_error_pos(&h->parser), data + len)) {
+        fail(h, 501, "unknown request method");
+    } else if (e == HPE_INVALID_VERSION && llhttp_get_method(&h->parser) != HTTP_PRI) {
+        fail(h, 505, unspoken_version);
     } else {
         char message[160];
         const char *reason = llhttp_get_error_reason(&h->parser);

@@ -122,8 +122,14 @@ static void render_metrics(struct bt_node *n, struct bt_buf *b)
 static void on_request(struct bt_http_stream *s, const struct bt_http_request *req, void *arg)
 {
     struct bt_node *n = arg;
+    bool known = strcmp(req->path, "/live") == 0 || strcmp(req->path, "/ready") == 0 ||
+                 strcmp(req->path, "/metrics") == 0;
 
-    if (strcmp(req->path, "/live") == 0) {
+    if (known && strcmp(req->method, "GET") != 0 && strcmp(req->method, "HEAD") != 0) {
+        static const struct bt_http_header allow = {"allow", "GET, HEAD"};
+
+        bt_http_reply(s, 405, "text/plain", "method not allowed\n", 19, &allow, 1);
+    } else if (strcmp(req->path, "/live") == 0) {
         bt_http_reply(s, 200, "text/plain", "ok\n", 3, NULL, 0);
     } else if (strcmp(req->path, "/ready") == 0) {
         bool ready = node_ready(n);

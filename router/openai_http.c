@@ -76,7 +76,9 @@ void bt_openai_error_body(int status, const char *message, struct bt_buf *body,
     bt_buf_adds(body, "{\"error\":{\"message\":");
     bt_buf_add_json_str(body, message, strlen(message));
     bt_buf_addf(body, ",\"type\":\"%s\",\"param\":null,\"code\":%d}}",
-                status >= 500 ? "internal_error" : "invalid_request_error", status);
+                status >= 500 && status != 501 && status != 505 ? "internal_error"
+                                                                : "invalid_request_error",
+                status);
 }
 
 /* ---- endpoints that answer at once ---- */

@@ -4,6 +4,8 @@ import json
 import signal
 import threading
 import time
+import urllib.error
+import urllib.request
 
 import pytest
 
@@ -238,10 +240,11 @@ def test_health_endpoints_of_daemons():
     with Cluster(MODEL, node=["--health", "127.0.0.1:0"]) as c:
         for name in ("prefill-0", "decode-0"):
             url = c.nodes[name].find(r"health.*listening on (http://\S+)").group(1)
-            import urllib.request
-
             for path in ("/live", "/ready", "/metrics"):
                 with urllib.request.urlopen(url + path, timeout=30) as r:
                     text = r.read().decode()
                     assert r.status == 200
             assert "baton_kv_pages" in text
+            with pytest.raises(urllib.error.HTTPError) as e:
+                urllib.request.urlopen(url + "/live", data=b"x", timeout=30)
+            assert e.value.code == 405 and e.value.headers["allow"] == "GET, HEAD"

@@ -161,7 +161,11 @@ static void test_http1(struct world *w)
         "hello\nHTTP/1.1 200 OK");
     /* malformed */
     ask(w, "garbage\r\n\r\n", "HTTP/1.1 400 ");
-    ask(w, "GET /x HTTP/3.7\r\n\r\n", "HTTP/1.1 ");
+    ask(w, "\026\003\001\002\r\n\r\n", "HTTP/1.1 400 ");
+    ask(w, "FETCH /x HTTP/1.1\r\n\r\n", "HTTP/1.1 501 ");
+    ask(w, "get /x HTTP/1.1\r\n\r\n", "HTTP/1.1 501 ");
+    ask(w, "GET /x HTTP/3.7\r\n\r\n", "HTTP/1.1 505 ");
+    ask(w, "GET /x HTTP/2.0\r\n\r\n", "HTTP/1.1 505 ");
     ask(w, "GET x HTTP/1.1\r\n\r\n", "HTTP/1.1 400 ");
     ask(w, "CONNECT a:1 HTTP/1.1\r\n\r\n", "HTTP/1.1 501 ");
     ask(w, "POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "HTTP/1.1 400 ");
@@ -169,7 +173,7 @@ static void test_http1(struct world *w)
         "HTTP/1.1 400 ");
     ask(w, "POST /echo HTTP/1.1\r\nContent-Length: -3\r\n\r\n", "HTTP/1.1 400 ");
     ask(w, "POST /echo HTTP/1.1\r\nContent-Length: 99999999999999999999\r\n\r\n", "HTTP/1.1 400 ");
-    ask(w, "PRI * HTTP/2.0\r\n\r\nXX\r\n\r\n", "HTTP/1.1 ");
+    ask(w, "PRI * HTTP/2.0\r\n\r\nXX\r\n\r\n", "HTTP/1.1 400 ");
     /* pipelined, byte by byte */
     static const char pipeline[] =
         "GET /1 HTTP/1.1\r\n\r\nPOST /echo HTTP/1.1\r\nContent-Length: 2\r\n\r\nabGET /2 "
