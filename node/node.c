@@ -19,6 +19,7 @@
 #include "net/http.h"
 #include "net/loop.h"
 #include "node/node_int.h"
+#include "node/node_name.h"
 
 #define TICK_NS           (100 * BT_NS_PER_MS)
 #define CONTROL_ARENA     ((size_t)1 << 20)
@@ -559,9 +560,9 @@ static enum bt_status start_link(struct bt_node *n, struct bt_err *err)
         n_pages += n->layout->groups[g].n_pages;
     }
     if (n->cfg.name == NULL) {
-        char name[64];
+        char name[BT_NODE_NAME_BYTES];
 
-        snprintf(name, sizeof name, "%s-%ld", bt_role_name(n->hooks.role), (long)getpid());
+        n->p->name_fd = bt_node_default_name(bt_role_name(n->hooks.role), name);
         n->cfg.name = bt_strdup(name);
     }
     if (n->cfg.name == NULL) {
@@ -666,6 +667,9 @@ static void node_stop(struct bt_node *n)
         bt_arena_fini(&p->outboxes[i].arena);
         bt_free(p->outboxes[i].items);
     }
+    if (p->name_fd >= 0) {
+        close(p->name_fd);
+    }
     bt_net_loop_destroy(n->loop);
 }
 
@@ -696,6 +700,7 @@ int bt_node_main(const struct bt_prog *prog, int argc, char **argv,
         bt_opt_free(prog, &n.cfg);
         return 2;
     }
+    n.p->name_fd = -1;
     for (uint32_t i = 0; i < BT_ROUTERS_MAX; i++) {
         bt_arena_init(&n.p->outboxes[i].arena, OUTBOX_ARENA);
     }

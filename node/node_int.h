@@ -29,6 +29,7 @@ struct bt_node_private {
     struct bt_msg_transport transport_msgs[PEERS_MAX];
     uint32_t n_transports;
     int load_tenth;
+    int name_fd; /* holds the number in a default name; -1: none */
     bool was_up, draining, gave_back, broken;
     uint64_t drain_end;
     /* health.c */

@@ -38,7 +38,8 @@
         ROW("prefix-cache", BT_OPT_ENUM, prefix_cache, "off", 0, 0, "off|on", NULL,                \
             "Keep KV pages of finished sequences for later ones that begin alike."),               \
         ROW("name", BT_OPT_STR, name, NULL, 0, 0, NULL, "NAME",                                    \
-            "Name of this node in status and metrics (default: role and process id)."),            \
+            "Name of this node in status and metrics (default: HOST-ROLE-N, N the lowest that is " \
+            "free on this machine)."),                                                             \
         ROW("heartbeat", BT_OPT_DURATION, heartbeat, "250ms", 1e6, 60e9, NULL, "MS",               \
             "Pause between load reports and between heartbeats to peers, in ms."),                 \
         ROW("lease", BT_OPT_DURATION, lease, "3s", 1e7, 600e9, NULL, "MS",                         \
