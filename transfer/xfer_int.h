@@ -161,9 +161,9 @@ enum xfer_take {
 
 /* What carries a connection. */
 struct xfer_transport {
-    char text[200];      /* as in PEER_UP */
-    bool rndv;           /* under PROTO_AUTO shares go by rendezvous */
-    const char *warning; /* why it is a poor choice, or NULL */
+    char text[200];    /* as in PEER_UP */
+    bool rndv;         /* under PROTO_AUTO shares go by rendezvous */
+    char warning[128]; /* why it is a poor choice, or "" */
 };
 
 /* A wire. All on the transfer thread, except open (creator, before the thread exists). None blocks but `wait`.
@@ -246,6 +246,10 @@ void xfer_received(struct bt_xfer *x, struct xfer_op *op, enum bt_status st);
 void xfer_broken(struct bt_xfer *x, struct xfer_peer *p,
                  enum bt_status st); /* st: why; acted on later */
 void xfer_closed(struct bt_xfer *x, struct xfer_peer *p);
+
+/* xfer_quality.c: fills rndv and warning from text. rdma_folder has an entry for each RDMA device of this machine
+ * (/sys/class/infiniband). */
+void xfer_transport_judge(struct xfer_transport *t, const char *rdma_folder);
 
 /* xfer_peer.c: called by the round */
 struct xfer_peer *xfer_peer_alloc(struct bt_xfer *x); /* any thread */

@@ -135,7 +135,7 @@ void xfer_peer_up(struct bt_xfer *x, struct xfer_peer *p)
     ev->incoming = p->incoming;
     x->ops->describe(x, p, &t);
     memcpy(ev->text, t.text, sizeof(ev->text));
-    if (t.warning != NULL) {
+    if (t.warning[0] != '\0') {
         bt_log_warn("xfer", "peer %016" PRIx64 ": %s", p->instance, t.warning);
     }
     bt_log_info("xfer", "peer %016" PRIx64 " up over %s (%s)", p->instance, ev->text,

@@ -1,7 +1,6 @@
 /* Setting UCX up and taking it down: contexts and their settings, workers, the listener, UCX's log, and the names of
  * the transports it chose. Owns what was measured about settings; moves no message. */
 
-#include <dirent.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -257,48 +256,13 @@ static void query_transports(ucp_ep_h ep, char *text, size_t cap)
 }
 #endif
 
-/* Whether a transport reads remote memory by itself, so that rendezvous saves copies. TCP and shared memory do
- * not: there UCX would emulate a put, and a killed peer can take the survivor down with it. */
-static bool is_rdma(const char *name)
-{
-    static const char *const prefixes[] = {"rc", "dc", "ud", "gga", "cuda_ipc", "rocm_ipc", "gdr"};
-    for (size_t i = 0; i < sizeof(prefixes) / sizeof(prefixes[0]); i++) {
-        if (strncmp(name, prefixes[i], strlen(prefixes[i])) == 0) {
-            return true;
-        }
-    }
-    return false;
-}
-
-static bool machine_has_rdma(void)
-{
-    bool found = false;
-    DIR *d = opendir("/sys/class/infiniband");
-    if (d != NULL) {
-        struct dirent *e;
-        while ((e = readdir(d)) != NULL) {
-            found = found || e->d_name[0] != '.';
-        }
-        closedir(d);
-    }
-    return found;
-}
-
 void xfer_ucx_describe(struct bt_xfer *x, struct xfer_peer *p, struct xfer_transport *t)
 {
     struct ucx_conn *c = p->conn;
     (void)x;
     memset(t, 0, sizeof(*t));
     query_transports(c->ep, t->text, sizeof(t->text));
-    bool only_tcp = t->text[0] != 0;
-    for (const char *at = t->text; at != NULL && *at != 0; at = strchr(at, '+')) {
-        at += *at == '+';
-        t->rndv = t->rndv || is_rdma(at);
-        only_tcp = only_tcp && strncmp(at, "tcp", 3) == 0;
-    }
-    if (only_tcp && machine_has_rdma()) {
-        t->warning = "TCP is used although this machine has RDMA devices";
-    }
+    xfer_transport_judge(t, "/sys/class/infiniband");
     if (t->text[0] == 0) {
         snprintf(t->text, sizeof(t->text), "unknown");
     }
