@@ -20,7 +20,7 @@
 #include "cli/fetch.h"
 
 #define CHILDREN_MAX   130
-#define ARGS_MAX       256
+#define OWN_ARGS_MAX   32 /* of a child's arguments, those that come from here */
 #define LINE_MAX_BYTES 8192u
 #define READY_POLL_NS  (100 * BT_NS_PER_MS)
 #define DRAIN_NS       (30 * BT_NS_PER_S)   /* the daemons' default */
@@ -76,7 +76,7 @@ struct up {
     struct child children[CHILDREN_MAX];
     size_t n;
     char bin[4096];
-    char *pass[3][ARGS_MAX]; /* by child_kind */
+    char **pass[3]; /* by child_kind; each has room for every argument we were given */
     size_t n_pass[3];
     char listening[256], sessions[256];
     bool tls, ready, stopping;
@@ -118,9 +118,7 @@ static bool is_own(const char *name, size_t len)
 
 static void pass_to(struct up *u, enum child_kind k, char *arg)
 {
-    if (u->n_pass[k] < ARGS_MAX - 32) {
-        u->pass[k][u->n_pass[k]++] = arg;
-    }
+    u->pass[k][u->n_pass[k]++] = arg;
 }
 
 /* "--prefill-threads" → "--threads": the rest of the prefix, inside the same string. */
@@ -199,28 +197,77 @@ static int split_args(struct up *u, int argc, char **argv, char **own)
 
 /* ---- children ---- */
 
-static bool passes(const struct up *u, enum child_kind k, const char *option)
+/* The value of an option that goes to children of that kind, "" if it has none; of several the last counts, as for
+ * them. NULL: not given. */
+static const char *passed(const struct up *u, enum child_kind k, const char *option)
 {
     size_t len = strlen(option);
+    const char *value = NULL;
 
     for (size_t i = 0; i < u->n_pass[k]; i++) {
-        if (strncmp(u->pass[k][i], option, len) == 0 &&
-            (u->pass[k][i][len] == '\0' || u->pass[k][i][len] == '=')) {
-            return true;
+        const char *arg = u->pass[k][i];
+
+        if (strncmp(arg, option, len) != 0) {
+            continue;
+        }
+        if (arg[len] == '=') {
+            value = arg + len + 1;
+        } else if (arg[len] == '\0') {
+            value = i + 1 < u->n_pass[k] ? u->pass[k][i + 1] : "";
         }
     }
-    return false;
+    return value;
+}
+
+static bool passes(const struct up *u, enum child_kind k, const char *option)
+{
+    return passed(u, k, option) != NULL;
+}
+
+/* What one cluster on one machine cannot take: names must differ, and nodes serve the router started here. */
+static enum bt_status check_passed(const struct up *u, struct bt_err *err)
+{
+    static const char *const roles[] = {"router", "prefill", "decode"};
+    const uint32_t n[] = {1, u->cfg.n_prefill, u->cfg.n_decode};
+
+    for (enum child_kind k = CHILD_PREFILL; k <= CHILD_DECODE; k++) {
+        if (passes(u, k, "--router")) {
+            return bt_err_set(
+                err, BT_ERR_INVALID,
+                "--router: the nodes serve the router that baton up starts; for another "
+                "one run baton-%sd",
+                k == CHILD_PREFILL ? "prefill" : "decode");
+        }
+        if (passes(u, k, "--name") && n[k] > 1) {
+            return bt_err_set(err, BT_ERR_INVALID,
+                              "--name: %u %s nodes cannot have the same name (without it they are "
+                              "%s-0 to %s-%u)",
+                              n[k], roles[k], roles[k], roles[k], n[k] - 1);
+        }
+    }
+    const char *p = passed(u, CHILD_PREFILL, "--name"), *d = passed(u, CHILD_DECODE, "--name");
+
+    if (p != NULL && d != NULL && strcmp(p, d) == 0) {
+        return bt_err_set(err, BT_ERR_INVALID,
+                          "--name: prefill and decode node cannot have the same name; give "
+                          "--prefill-name and --decode-name");
+    }
+    return BT_OK;
 }
 
 static void exec_child(const struct up *u, const struct child *c, int err_fd)
 {
     static const char *const programs[] = {"baton-router", "baton-prefilld", "baton-decoded"};
     char path[4200], threads[16], kv[32];
-    char *argv[ARGS_MAX];
+    char **argv = bt_calloc(OWN_ARGS_MAX + u->n_pass[c->kind], sizeof *argv);
     size_t n = 0;
     uint32_t peers = c->kind == CHILD_PREFILL ? u->cfg.n_prefill : u->cfg.n_decode;
     uint32_t share = bt_cpus_usable() / peers;
 
+    if (argv == NULL) {
+        fprintf(stderr, "out of memory\n");
+        _exit(127);
+    }
     (void)prctl(PR_SET_PDEATHSIG, SIGTERM);
     snprintf(path, sizeof path, "%s/%s", u->bin, programs[c->kind]);
     snprintf(threads, sizeof threads, "%u", share > 0 ? share : 1);
@@ -576,23 +623,14 @@ static int run(struct up *u, struct bt_err *err)
 /* How long the children drain: the longest --drain-timeout that was passed on. */
 static uint64_t drain_time(const struct up *u)
 {
-    static const char name[] = "--drain-timeout";
     uint64_t longest = 0;
 
-    for (unsigned k = 0; k < 3; k++) {
+    for (enum child_kind k = CHILD_ROUTER; k <= CHILD_DECODE; k++) {
+        const char *value = passed(u, k, "--drain-timeout");
         uint64_t ns = DRAIN_NS, given;
 
-        for (size_t i = 0; i < u->n_pass[k]; i++) {
-            const char *arg = u->pass[k][i], *after = arg + sizeof name - 1;
-            bool match = strncmp(arg, name, sizeof name - 1) == 0;
-            const char *value = match && *after == '=' ? after + 1
-                                : match && *after == '\0' && i + 1 < u->n_pass[k]
-                                    ? u->pass[k][i + 1]
-                                    : NULL;
-
-            if (value != NULL && bt_parse_duration(value, &given) == BT_OK) {
-                ns = given;
-            }
+        if (value != NULL && bt_parse_duration(value, &given) == BT_OK) {
+            ns = given;
         }
         longest = ns > longest ? ns : longest;
     }
@@ -670,18 +708,23 @@ int bt_cli_up(int argc, char **argv)
                     "Example:\n  baton up --prefill 2 --decode 1 --kv-bytes 512MiB\n",
     };
     struct up *u = bt_calloc(1, sizeof *u);
-    char **own = bt_calloc((size_t)argc + 1, sizeof *own);
+    char **args = bt_calloc(4 * ((size_t)argc + 1), sizeof *args); /* four lists of them */
     struct bt_opt_result res = {0};
     struct bt_err err = {0};
     int rc = 1;
 
-    if (u == NULL || own == NULL) {
+    for (size_t k = 0; u != NULL && args != NULL && k < 3; k++) {
+        u->pass[k] = args + (k + 1) * ((size_t)argc + 1);
+    }
+    if (u == NULL || args == NULL) {
         fprintf(stderr, "baton up: out of memory\n");
-    } else if (bt_opt_parse(&prog, split_args(u, argc, argv, own), own, &u->cfg, &res, &err) !=
+    } else if (bt_opt_parse(&prog, split_args(u, argc, argv, args), args, &u->cfg, &res, &err) !=
                BT_OK) {
         rc = 2;
     } else if (res.exit_now) {
         rc = 0;
+    } else if (check_passed(u, &err) != BT_OK) {
+        rc = 2;
     } else if (prepare(u, &err) == BT_OK) {
         rc = run(u, &err);
         stop(u);
@@ -692,7 +735,7 @@ int bt_cli_up(int argc, char **argv)
     if (u != NULL) {
         bt_opt_free(&prog, &u->cfg);
     }
-    bt_free(own);
+    bt_free(args);
     bt_free(u);
     return rc;
 }

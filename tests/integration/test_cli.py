@@ -311,6 +311,24 @@ def test_options_pass_through(tmp_path):
         assert run("complete", "--server", u.address, "--max-tokens", "3", "a").returncode == 0
 
 
+def test_no_passed_option_is_lost(tmp_path):
+    with Up(*["--prefill-chunk-tokens", "32"] * 200, "--prefill-name", "first", tmp_path=tmp_path) as u:
+        prefill = next(c for c in u.children().values() if c[0].endswith("prefilld"))
+        assert prefill.count("--chunk-tokens") == 200 and prefill[-1] == "first"
+        assert "first" in run("status", "--server", u.address).stdout
+
+
+@pytest.mark.parametrize("args,words", [
+    (["--name", "a"], ["--prefill-name", "--decode-name"]),
+    (["--prefill", "2", "--prefill-name", "a"], ["2 prefill nodes", "prefill-1"]),
+    (["--decode", "3", "--decode-name=a"], ["3 decode nodes", "decode-2"]),
+    (["--router", "10.0.0.1:7001"], ["--router", "baton-prefilld"]),
+])
+def test_what_nodes_of_one_cluster_cannot_share(args, words):
+    out = run("up", "--model", tiny("llama"), "--listen", "127.0.0.1:0", *args)
+    assert out.returncode == 2 and all(w in out.stderr for w in words), out
+
+
 def test_a_bad_passed_option_is_named(tmp_path):
     out = run("up", "--model", tiny("llama"), "--listen", "127.0.0.1:0", "--prefill-page-tokens", "0")
     assert out.returncode != 0 and "page-tokens" in out.stderr + out.stdout, out
