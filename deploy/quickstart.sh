@@ -92,23 +92,47 @@ missing_packages() {
     fi
 }
 
-# Runs a command as root; asks first unless that is us already or --yes was given.
+# How to do by hand what this script may not do. Before its first update apt does not know the name of every package.
+by_hand() {
+    local packages=("${missing[@]/#llhttp/$(llhttp_package)}")
+    say "Install these as root, then run this again:"
+    say "  apt-get update && apt-get install --no-install-recommends ${packages[*]}"
+    [ -n "$(apt-cache show --no-all-versions cmake 2>/dev/null)" ] || say "  (node-llhttp: libllhttp-dev where there is one)"
+}
+
+# Makes sure that as_root may act: we are root, or there is sudo and the user agrees.
+ask_for_root() {
+    if [ "$(id -u)" = 0 ]; then
+        return
+    fi
+    if ! have_command sudo; then
+        by_hand
+        die "not root, and sudo is not installed"
+    fi
+    if [ "$yes" = yes ]; then
+        return
+    fi
+    if [ ! -t 0 ]; then
+        by_hand
+        die "not on a terminal, so nobody can be asked: --yes allows sudo"
+    fi
+    local answer=
+    read -r -p "Install them with sudo apt-get? [y/N] " answer || true
+    case $answer in
+    [yY] | [yY][eE][sS]) ;;
+    *)
+        by_hand
+        die "stopped; nothing was changed"
+        ;;
+    esac
+}
+
 as_root() {
     if [ "$(id -u)" = 0 ]; then
         "$@"
-        return
+    else
+        sudo "$@"
     fi
-    have_command sudo || die "sudo is not installed; as root run: $root/deploy/quickstart.sh --deps-only"
-    if [ "$yes" != yes ]; then
-        [ -t 0 ] || die "not on a terminal: give --yes to allow sudo, or as root run: $root/deploy/quickstart.sh --deps-only"
-        local answer
-        read -r -p "Run with sudo: $* ? [y/N] " answer
-        case $answer in
-        y | Y | yes) ;;
-        *) die "stopped; nothing was changed" ;;
-        esac
-    fi
-    sudo "$@"
 }
 
 install_deps() {
@@ -119,9 +143,17 @@ install_deps() {
     fi
     have_command apt-get || die "missing (Debian's names): ${missing[*]}; there is no apt-get here to install them"
     say "Missing: ${missing[*]}"
-    as_root env DEBIAN_FRONTEND=noninteractive apt-get -q update
+    ask_for_root
+    local apt=(env DEBIAN_FRONTEND=noninteractive apt-get -q)
+    if ! as_root "${apt[@]}" update; then
+        by_hand
+        die "apt-get update failed: its messages are above"
+    fi
     mapfile -t missing < <(missing_packages | sed "s/^llhttp\$/$(llhttp_package)/")
-    as_root env DEBIAN_FRONTEND=noninteractive apt-get -q -y --no-install-recommends install "${missing[@]}"
+    if ! as_root "${apt[@]}" -y --no-install-recommends install "${missing[@]}"; then
+        by_hand
+        die "apt-get install failed: its messages are above"
+    fi
     left=$(missing_packages | tr '\n' ' ')
     [ -z "$left" ] || die "still missing after the installation: $left(is this release too old?)"
 }
