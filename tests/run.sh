@@ -12,7 +12,7 @@ usage() {
     cat <<'USAGE'
 Usage: tests/run.sh [options] [-- ctest options]
 
-  --long   also the tests labelled long
+  --long   also the tests labelled long; fetches the model that the quickstart serves
   --help   print this and exit
 
 JOBS=N sets how many tests run at once (default: one for each CPU, at most 4).
@@ -94,6 +94,13 @@ cmake --build --preset release -j "$cpus"
 
 if [ "$long" = no ]; then
     ctest_args+=(-LE '^long$')
+elif [ -z "${BATON_SMOLLM2_GGUF:-}" ]; then
+    # The small real model, where the quickstart has it too.
+    if model=$(build/release/bin/baton fetch); then
+        export BATON_SMOLLM2_GGUF=$model
+    else
+        echo "tests: without that model its suites are skipped" >&2
+    fi
 fi
 exec ctest --test-dir build/release --output-on-failure --no-tests=error \
     -j "${JOBS:-$((cpus < 4 ? cpus : 4))}" "${ctest_args[@]}"
