@@ -176,12 +176,12 @@ static void test_close_while_receiving(bool let_go)
 /* One side stands still longer than the lease: both get DOWN, and join again. */
 static void test_frozen(uint64_t who)
 {
-    struct bt_xfer_opts o = {.heartbeat_ns = 20 * BT_NS_PER_MS, .lease_ns = 200 * BT_NS_PER_MS};
+    struct bt_xfer_opts o = {.heartbeat_ns = 20 * BT_NS_PER_MS, .lease_ns = 900 * BT_NS_PER_MS};
     struct pair s;
     struct bt_xfer_event ev;
     pair_start(&s, NULL, &o);
     struct bt_xfer_landing l = landing_of(&s);
-    CHECK(!side_wait(&s.p, BT_XFER_PEER_DOWN, &ev, 300)); /* heartbeats keep it up */
+    CHECK(!side_wait(&s.p, BT_XFER_PEER_DOWN, &ev, 1000)); /* heartbeats keep it up */
     CHECK_EQ(bt_xfer_land_open(s.d.x, &l), BT_OK);
     bt_xfer_hub_freeze(s.w.hub, who, true);
     push_all(&s);
