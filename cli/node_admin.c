@@ -24,8 +24,8 @@ static const struct bt_opt options[] = {
      "Also the last node of its role: requests are refused from then on."},
     {"no-wait", BT_OPT_BOOL, offsetof(struct admin_cfg, no_wait), NULL, 0, 0, NULL, NULL,
      "Return as soon as the node was told."},
-    {"timeout", BT_OPT_DURATION, offsetof(struct admin_cfg, timeout), "2min", 0, 86400e9, NULL, "MS",
-     "Wait at most so long, in ms; the node goes on."},
+    {"timeout", BT_OPT_DURATION, offsetof(struct admin_cfg, timeout), "2min", 0, 86400e9, NULL,
+     "MS", "Wait at most so long, in ms; the node goes on."},
 };
 
 /* A node as the router sees it now. */
@@ -85,8 +85,8 @@ static enum bt_status wait_gone(struct bt_client *client, const char *name, cons
         }
         before = now;
         if (bt_clock_ns() >= end) {
-            return bt_err_set(err, BT_ERR_TIMEOUT, "%s still drains after %llu ms; it goes on", name,
-                              (unsigned long long)(timeout_ns / BT_NS_PER_MS));
+            return bt_err_set(err, BT_ERR_TIMEOUT, "%s still drains after %llu ms; it goes on",
+                              name, (unsigned long long)(timeout_ns / BT_NS_PER_MS));
         }
         bt_client_idle(client, LOOK_NS);
     }
@@ -125,8 +125,9 @@ int bt_cli_drain(int argc, char **argv)
 {
     const struct bt_prog prog = {
         .name = "baton drain",
-        .summary = "Takes a node out of service: new work goes elsewhere, running work ends or moves "
-                   "within the node's\n--drain-timeout, then the process ends. Waits for that.",
+        .summary =
+            "Takes a node out of service: new work goes elsewhere, running work ends or moves "
+            "within the node's\n--drain-timeout, then the process ends. Waits for that.",
         .usage = "[options] NODE",
         .opts = options,
         .n_opts = sizeof options / sizeof options[0],

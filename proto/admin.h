@@ -23,7 +23,8 @@ struct bt_admin_node {
 };
 
 /* Decoders: BT_ERR_PROTOCOL: not such a message, or larger than the arena; err says which. */
-enum bt_status bt_admin_drain_encode(const struct bt_admin_drain *m, struct bt_buf *out) BT_NODISCARD;
+enum bt_status bt_admin_drain_encode(const struct bt_admin_drain *m,
+                                     struct bt_buf *out) BT_NODISCARD;
 enum bt_status bt_admin_drain_decode(const void *data, size_t n, struct bt_arena *arena,
                                      struct bt_admin_drain *out, struct bt_err *err) BT_NODISCARD;
 enum bt_status bt_admin_node_encode(const struct bt_admin_node *m, struct bt_buf *out) BT_NODISCARD;

@@ -36,10 +36,10 @@ static enum bt_status find(struct bt_rt_core *c, const char *node, struct rt_nod
                                     n->hello.name);
         }
         if (strcmp(node, n->hello.name) == 0 && *out != NULL) {
-            return bt_err_set(err, BT_ERR_INVALID,
-                              "several nodes are called %s: name one by its instance, %016llx or %016llx",
-                              node, (unsigned long long)(*out)->hello.instance,
-                              (unsigned long long)n->hello.instance);
+            return bt_err_set(
+                err, BT_ERR_INVALID,
+                "several nodes are called %s: name one by its instance, %016llx or %016llx", node,
+                (unsigned long long)(*out)->hello.instance, (unsigned long long)n->hello.instance);
         }
         *out = strcmp(node, n->hello.name) == 0 ? n : *out;
     }
@@ -75,10 +75,11 @@ enum bt_status bt_rt_drain(struct bt_rt_core *c, uint64_t now, const char *node,
         return st;
     }
     if (n->version < BT_SESSION_VERSION_ADMIN) {
-        return bt_err_set(err, BT_ERR_UNSUPPORTED,
-                          "node %s speaks session protocol %u and cannot be told to drain: send its "
-                          "process SIGTERM",
-                          n->hello.name, n->version);
+        return bt_err_set(
+            err, BT_ERR_UNSUPPORTED,
+            "node %s speaks session protocol %u and cannot be told to drain: send its "
+            "process SIGTERM",
+            n->hello.name, n->version);
     }
     if (n->draining) {
         return bt_err_set(err, BT_ERR_INVALID, "node %s drains already", n->hello.name);

@@ -142,7 +142,8 @@ static void test_who(void)
     (void)join(BT_ROLE_PREFILL, 1, "x", 7, 2);
     (void)join(BT_ROLE_PREFILL, 2, "y", 7, 2);
     (void)join(BT_ROLE_DECODE, 3, "x", 7, 2);
-    CHECK(strstr(drain("x", false, BT_ERR_INVALID, 0), "0000000000000001 or 0000000000000003") != NULL);
+    CHECK(strstr(drain("x", false, BT_ERR_INVALID, 0), "0000000000000001 or 0000000000000003") !=
+          NULL);
     (void)drain("0000000000000001", false, BT_OK, 1);
     (void)join(BT_ROLE_PREFILL, 4, "old", 7, 1);
     CHECK(strstr(drain("old", true, BT_ERR_UNSUPPORTED, 0), "SIGTERM") != NULL);
