@@ -35,7 +35,8 @@ struct dc_job {
     struct bt_logit_bias *bias;
     bool land_open, land_closing, engine_knows;
     bool full, handed;
-    bool local; /* its prompt is computed here */
+    bool local;  /* its prompt is computed here */
+    bool resent; /* P sends again: the last token of the submit is the one that it hands off */
     struct bt_sampled first;
     uint32_t first_index;
     bool has_logprobs;
@@ -206,7 +207,7 @@ static void act_end(struct bt_dc_core *c, uint32_t router, const char *request_i
 
     a->router = router;
     a->request_id = request_id;
-    a->end = (struct bt_msg_attempt_end){*t, reason, text};
+    a->end = (struct bt_msg_attempt_end){.ticket = *t, .reason = reason, .text = text};
 }
 
 /* ---- jobs ---- */
@@ -311,11 +312,22 @@ static void job_give_up(struct bt_dc_core *c, struct dc_job *j, enum bt_attempt_
     job_fail(c, j, reason, text);
 }
 
+/* Whether P computed all tokens of the submit, or all but the last: when it sends again, the first token of the answer
+ * is known to the router already. */
+static bool counts_agree(struct dc_job *j, uint32_t n_tokens)
+{
+    if (n_tokens + 1 == j->req.n_tokens && n_tokens >= j->req.n_prompt) {
+        j->resent = true;
+        j->req.n_tokens--;
+    }
+    return n_tokens == j->req.n_tokens;
+}
+
 /* since: when `started` came. */
 static void job_lease(struct bt_dc_core *c, struct dc_job *j, uint64_t conn, uint32_t n_tokens,
                       uint64_t since, uint64_t now)
 {
-    if (n_tokens != j->req.n_tokens) {
+    if (!counts_agree(j, n_tokens)) {
         c->stats.stale++;
         act_refuse(c, conn, &j->head.ticket, BT_ATTEMPT_INVALID,
                    "the token counts of the two legs differ");
@@ -727,6 +739,10 @@ static void on_handoff(struct bt_dc_core *c, struct dc_job *j, const struct bt_c
     if (m->handoff.index != j->req.n_tokens - j->req.n_prompt ||
         m->handoff.n_groups != c->opts.n_groups) {
         job_give_up(c, j, BT_ATTEMPT_RETRY, "the hand-off does not fit the request");
+        return;
+    }
+    if (j->resent && m->handoff.first.token != j->tokens[j->req.n_tokens]) {
+        job_give_up(c, j, BT_ATTEMPT_RETRY, "the hand-off has another first token than the router");
         return;
     }
     j->handed = true;

@@ -182,6 +182,7 @@ static void on_engine(void *arg, const struct bt_engine_ev *ev)
                                         ev->prompt_logprobs.list, ev->prompt_logprobs.n);
         break;
     case BT_ENGINE_EV_PAGES:
+    case BT_ENGINE_EV_SHORT:
     case BT_ENGINE_EV_STEP:
     case BT_ENGINE_EV_BROKEN:
         return;

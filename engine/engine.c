@@ -270,5 +270,6 @@ struct bt_engine_load bt_engine_load(const struct bt_engine *e)
                                    .n_running = l.n_running,
                                    .n_held = l.n_held,
                                    .n_landing = l.n_landing,
-                                   .waiting_tokens = l.waiting_tokens};
+                                   .waiting_tokens = l.waiting_tokens,
+                                   .pages_short = l.pages_short};
 }

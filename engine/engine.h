@@ -182,6 +182,7 @@ struct bt_engine_load {
     uint32_t n_held;         /* held or finished, not released yet */
     uint32_t n_landing;      /* quarantined ones too */
     uint64_t waiting_tokens; /* prompt tokens not yet computed */
+    bool pages_short;        /* in the last step a prompt waited for pages that others hold */
 };
 struct bt_engine_load bt_engine_load(const struct bt_engine *e);
 

@@ -81,6 +81,7 @@ struct bt_engine_thread {
 
     pthread_mutex_t mutex; /* guards snapshot */
     struct bt_engine_snapshot snapshot;
+    bool was_short;   /* of pages, after the last step */
     atomic_bool stop; /* events are no longer wanted */
 };
 
@@ -425,6 +426,20 @@ static bool run_commands(struct bt_engine_thread *t)
     return n > 0;
 }
 
+/* The plan of a step that computes nothing has news as well: that a prompt cannot start. */
+static void tell_short(struct bt_engine_thread *t, bool worked)
+{
+    bool is_short = bt_engine_load(t->engine).pages_short;
+
+    if (is_short) {
+        post(t, &(struct bt_engine_ev){.kind = BT_ENGINE_EV_SHORT}, NULL);
+    }
+    if (!worked && is_short != t->was_short) {
+        take_snapshot(t, NULL);
+    }
+    t->was_short = is_short;
+}
+
 static void *thread_main(void *arg)
 {
     struct bt_engine_thread *t = arg;
@@ -451,6 +466,7 @@ static void *thread_main(void *arg)
             break;
         }
         flush_prompt_logprobs(t);
+        tell_short(t, worked);
         if (worked) {
             take_snapshot(t, &stats);
             post(t, &(struct bt_engine_ev){.kind = BT_ENGINE_EV_STEP, .step = stats}, NULL);

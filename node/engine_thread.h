@@ -25,9 +25,10 @@ enum bt_engine_ev_kind {
     BT_ENGINE_EV_TOKEN,
     BT_ENGINE_EV_PROMPT_LOGPROBS,
     BT_ENGINE_EV_PREEMPTED, /* the engine forgot the job */
-    BT_ENGINE_EV_LANDED,    /* pages are leased */
-    BT_ENGINE_EV_STEP,      /* end of a step: all its tokens were posted */
-    BT_ENGINE_EV_BROKEN,    /* the device failed: the engine thread has stopped, status, text */
+    BT_ENGINE_EV_SHORT, /* a prompt waits for pages that others hold: after each step, and before sleeping */
+    BT_ENGINE_EV_LANDED, /* pages are leased */
+    BT_ENGINE_EV_STEP,   /* end of a step: all its tokens were posted */
+    BT_ENGINE_EV_BROKEN, /* the device failed: the engine thread has stopped, status, text */
 };
 
 /* Pointers are valid during the callback only. */

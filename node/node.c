@@ -189,6 +189,7 @@ static void node_load(void *arg, struct bt_msg_load *out)
         .pages_quarantined = s.pages.quarantined,
         .prefill_tokens_per_s = s.prefill_tokens_per_s,
         .decode_step_ms = s.decode_step_ms,
+        .pages_short = s.load.pages_short,
         .transfer_failures = bt_node_transfer_failures(&x),
         .stale_messages =
             x.drop_unknown + x.drop_generation + x.drop_peer + x.drop_range + x.drop_malformed,

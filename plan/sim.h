@@ -56,6 +56,8 @@ struct bt_sim_result {
     uint64_t n_requests, n_finished, n_refused, n_cancelled, n_lost; /* lost: with their router */
     uint64_t n_tokens;                                               /* delivered to clients */
     uint64_t n_attempts, n_transfers, n_preempted, n_stale;
+    /* Prompts that began to be computed, and those that another attempt took over from a failed one instead. */
+    uint64_t n_prompts, n_resent;
     uint64_t n_hits[2];   /* of the prefix caches, by enum bt_role */
     uint64_t n_local;     /* prompts given to a decode node */
     uint64_t longest_ns;  /* of a request that finished, from its arrival */

@@ -165,6 +165,7 @@ static uint64_t hold_ns(const struct sim_config *c)
     uint64_t shares = c->share_window * (3 * c->net_max_ns + c->share_ns);
     uint64_t ns = 2 * step + (shares + 8 * c->local_max_ns) * hiccup + 200 * SIM_MS;
 
+    ns += c->lease_ns; /* a prefill node keeps what only its decode side lost */
     return c->fault_kinds == 0 ? ns : ns * 40 + c->lease_ns * 4 + c->transfer_ns;
 }
 

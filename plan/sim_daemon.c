@@ -119,6 +119,10 @@ void sim_ticket_output(struct bt_sim *s, struct sim_node *n, uint32_t link,
     }
     sim_log(s, "%p: output of ticket %x: %u tokens from %u, finish %u", n->proc,
             sim_ticket_id(&o->ticket), o->n_tokens, o->index, o->finish);
+    if (o->n_tokens > 0 && !x->began && o->index + 1 == x->next) {
+        x->next--; /* what was computed for an attempt before: its token is in the submit already */
+    }
+    x->began = x->began || o->n_tokens > 0;
     if (o->n_tokens > 0 && o->index != x->next) {
         sim_fail(s, "%s: output of ticket %llx begins at %u, not at %u", s->procs[n->proc].name,
                  (unsigned long long)sim_ticket_id(&o->ticket), o->index, x->next);
@@ -181,7 +185,8 @@ void sim_node_load(struct bt_sim *s, const struct sim_node *n, struct bt_msg_loa
                               .running = b.n_running,
                               .held = b.n_held,
                               .landing = b.n_landing,
-                              .waiting_tokens = b.waiting_tokens};
+                              .waiting_tokens = b.waiting_tokens,
+                              .pages_short = b.pages_short};
     if (s->cfg.local == BT_RT_LOCAL_AUTO) { /* it decides by speeds */
         l->prefill_tokens_per_s = 1e9 / (double)s->cfg.token_ns;
         l->decode_step_ms = (double)s->cfg.step_ns / 1e6;
@@ -281,12 +286,13 @@ void sim_node_message(struct bt_sim *s, struct sim_node *n, uint32_t link,
                       const struct bt_from_router *m)
 {
     if (m->kind == BT_FROM_ROUTER_SUBMIT) {
-        sim_log(s, "%p: submit of ticket %x from %p, %u tokens", n->proc,
-                sim_ticket_id(&m->submit.ticket), link, m->submit.n_tokens);
+        sim_log(s, "%p: submit of ticket %x from %p, %u tokens, replaces %x", n->proc,
+                sim_ticket_id(&m->submit.ticket), link, m->submit.n_tokens,
+                m->submit.has_replaces ? sim_ticket_id(&m->submit.replaces) : 0);
         sim_ticket_new(s, n, link, &m->submit);
     } else if (m->kind == BT_FROM_ROUTER_CANCEL) {
-        sim_log(s, "%p: cancel of ticket %x from %p", n->proc, sim_ticket_id(&m->cancel.ticket),
-                link);
+        sim_log(s, "%p: cancel of ticket %x from %p, keep %u", n->proc,
+                sim_ticket_id(&m->cancel.ticket), link, m->cancel.keep);
         sim_ticket_over(s, n, link, &m->cancel.ticket);
     } else if (m->kind == BT_FROM_ROUTER_DRAIN) {
         sim_drain(s, n->proc);

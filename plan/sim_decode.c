@@ -186,6 +186,7 @@ void sim_decode_engine(struct bt_sim *s, struct sim_node *n, const struct sim_en
         on_prompt_logprobs(s, n, m);
         return;
     case EV_PAGES:
+    case EV_SHORT:
         return;
     }
     sim_decode_run(s, n);

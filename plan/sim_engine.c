@@ -486,6 +486,9 @@ static void step_begin(struct bt_sim *s, struct sim_node *n)
 
     bt_batch_plan(x->batch, &x->plan);
     tell_plan(s, n);
+    if (bt_batch_load(x->batch).pages_short) {
+        emit(s, n, &(struct sim_engine_msg){.kind = EV_SHORT}, NULL, 0);
+    }
     if (x->plan.n_spans == 0) {
         if (x->plan.n_preempted > 0) {
             wake(s, n, 1000);

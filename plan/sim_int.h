@@ -158,6 +158,7 @@ enum sim_engine_ev {
     EV_TOKEN,
     EV_LOGPROBS,
     EV_PREEMPTED,
+    EV_SHORT,
     EV_LANDED
 };
 struct sim_engine_msg {
@@ -261,6 +262,7 @@ struct sim_ticket_state {
     bool over;
     uint64_t t_over;
     uint32_t next; /* index of the next token */
+    bool began;    /* it had one */
 };
 
 struct sim_node {
@@ -514,7 +516,8 @@ void sim_prefill_engine(struct bt_sim *s, struct sim_node *n, const struct sim_e
 void sim_prefill_message(struct bt_sim *s, struct sim_node *n, uint32_t link,
                          const struct bt_from_router *m);
 void sim_prefill_router_lost(struct bt_sim *s, struct sim_node *n, uint32_t link);
-void sim_prefill_pushed(struct bt_sim *s, struct sim_node *n, uint64_t job, enum bt_status st);
+void sim_prefill_pushed(struct bt_sim *s, struct sim_node *n, uint64_t job,
+                        const struct bt_ticket *t, enum bt_status st);
 
 void sim_decode_start(struct bt_sim *s, struct sim_node *n);
 void sim_decode_run(struct bt_sim *s, struct sim_node *n);

@@ -14,6 +14,7 @@ struct sim_answer {
         ANSWER_ENGINE_FAILED
     } kind;
     uint64_t id, conn;
+    struct bt_ticket ticket; /* PUSH_FAILED */
 };
 
 void sim_prefill_start(struct bt_sim *s, struct sim_node *n)
@@ -27,6 +28,7 @@ void sim_prefill_start(struct bt_sim *s, struct sim_node *n)
         .reconnect_ns = 200 * SIM_MS,
         .unreachable_ns = c->lease_ns,
         .grant_ns = c->transfer_ns,
+        .keep_ns = c->lease_ns,
     };
 
     for (uint32_t g = 0; g < c->n_groups; g++) {
@@ -50,7 +52,7 @@ static void do_submit(struct bt_sim *s, struct sim_node *n, const struct bt_pf_a
 
     sim_job_new(s, n, a->job, &m->ticket);
     if (sim_chance(s, s->cfg.busy_ppm)) {
-        answer(n, (struct sim_answer){ANSWER_ENGINE_FAILED, a->job, 0});
+        answer(n, (struct sim_answer){.kind = ANSWER_ENGINE_FAILED, .id = a->job});
         return;
     }
     struct sim_req *r = sim_alloc(sizeof *r + m->n_tokens * sizeof r->tokens[0]);
@@ -68,12 +70,12 @@ static void do_submit(struct bt_sim *s, struct sim_node *n, const struct bt_pf_a
 static void do_connect(struct bt_sim *s, struct sim_node *n, const struct bt_pf_action *a)
 {
     if (sim_chance(s, s->cfg.busy_ppm)) {
-        answer(n, (struct sim_answer){ANSWER_CONNECT_FAILED, a->instance, 0});
+        answer(n, (struct sim_answer){.kind = ANSWER_CONNECT_FAILED, .id = a->instance});
         return;
     }
     uint64_t conn = sim_connect(s, n, a->address, a->instance);
 
-    answer(n, (struct sim_answer){ANSWER_CONNECTING, a->instance, conn});
+    answer(n, (struct sim_answer){.kind = ANSWER_CONNECTING, .id = a->instance, .conn = conn});
 }
 
 static void do_push(struct bt_sim *s, struct sim_node *n, const struct bt_pf_action *a)
@@ -85,7 +87,8 @@ static void do_push(struct bt_sim *s, struct sim_node *n, const struct bt_pf_act
         sim_fail(s, "%s pushes pages of job %llx, which the engine forgot", s->procs[n->proc].name,
                  (unsigned long long)a->job);
     } else if (sim_chance(s, s->cfg.busy_ppm)) {
-        answer(n, (struct sim_answer){ANSWER_PUSH_FAILED, a->job, 0});
+        answer(n,
+               (struct sim_answer){.kind = ANSWER_PUSH_FAILED, .id = a->job, .ticket = a->ticket});
     } else {
         sim_push(s, n, a);
     }
@@ -139,6 +142,11 @@ static void do_action(struct bt_sim *s, struct sim_node *n, const struct bt_pf_a
         break;
     case BT_PF_MOVED:
         break;
+    case BT_PF_ADOPTED:
+        sim_log(s, "%p: job %x goes on as ticket %x", n->proc, a->job, sim_ticket_id(&a->ticket));
+        s->result.n_resent++;
+        sim_job(s, n, a->job, "ADOPTED")->ticket = a->ticket;
+        break;
     case BT_PF_PEER_STATE:
         sim_log(s, "%p: instance %x is reachable: %u", n->proc, a->peer_state.instance & 0xffff,
                 a->peer_state.reachable);
@@ -175,7 +183,7 @@ void sim_prefill_run(struct bt_sim *s, struct sim_node *n)
             break;
         case ANSWER_PUSH_FAILED:
             sim_job(s, n, a.id, "PUSHED")->n_pushes--;
-            bt_pf_on_pushed(n->pf, s->now, a.id, BT_ERR_BUSY);
+            bt_pf_on_pushed(n->pf, s->now, a.id, &a.ticket, BT_ERR_BUSY);
             break;
         case ANSWER_ENGINE_FAILED:
             sim_job_gone(n, a.id);
@@ -187,10 +195,11 @@ void sim_prefill_run(struct bt_sim *s, struct sim_node *n)
     n->n_answers = 0;
 }
 
-void sim_prefill_pushed(struct bt_sim *s, struct sim_node *n, uint64_t job, enum bt_status st)
+void sim_prefill_pushed(struct bt_sim *s, struct sim_node *n, uint64_t job,
+                        const struct bt_ticket *t, enum bt_status st)
 {
     sim_job(s, n, job, "PUSHED")->n_pushes--;
-    bt_pf_on_pushed(n->pf, s->now, job, st);
+    bt_pf_on_pushed(n->pf, s->now, job, t, st);
     sim_prefill_run(s, n);
 }
 
@@ -217,7 +226,11 @@ void sim_prefill_engine(struct bt_sim *s, struct sim_node *n, const struct sim_e
     case EV_FAILED:
         bt_pf_on_engine_failed(n->pf, s->now, m->job, m->status, m->text);
         break;
+    case EV_SHORT:
+        bt_pf_on_engine_short(n->pf, s->now);
+        break;
     case EV_STARTED:
+        s->result.n_prompts++;
         bt_pf_on_engine_started(n->pf, s->now, m->job);
         if (m->first > 0) {
             sim_prefill_run(s, n);
@@ -290,7 +303,7 @@ void sim_prefill_message(struct bt_sim *s, struct sim_node *n, uint32_t link,
     if (m->kind == BT_FROM_ROUTER_SUBMIT) {
         bt_pf_on_submit(n->pf, s->now, link, &m->submit);
     } else if (m->kind == BT_FROM_ROUTER_CANCEL) {
-        bt_pf_on_cancel(n->pf, s->now, link, &m->cancel.ticket);
+        bt_pf_on_cancel(n->pf, s->now, link, &m->cancel.ticket, m->cancel.keep);
     } else if (m->kind == BT_FROM_ROUTER_PEERS) {
         on_peers(s, n, link, m);
         return;

@@ -9,7 +9,7 @@
 
 static void on_pushed(struct bt_sim *s, struct sim_event *e)
 {
-    sim_prefill_pushed(s, s->procs[e->proc].node, e->a, (enum bt_status)e->b);
+    sim_prefill_pushed(s, s->procs[e->proc].node, e->a, e->p, (enum bt_status)e->b);
 }
 
 static void push_finish(struct bt_sim *s, struct sim_node *n, struct sim_push *p)
@@ -19,6 +19,8 @@ static void push_finish(struct bt_sim *s, struct sim_node *n, struct sim_push *p
     BT_ASSERT(p->in_flight == 0 && !p->over);
     e->a = p->job;
     e->b = (uint64_t)p->status;
+    e->p = sim_alloc(sizeof p->ticket);
+    memcpy(e->p, &p->ticket, sizeof p->ticket);
     p->over = true;
     bt_free(p->ids);
     p->ids = NULL;

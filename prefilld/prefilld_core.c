@@ -5,6 +5,7 @@
 
 #include <stdio.h>
 #include "base/assert.h"
+#include "base/hash.h"
 #include "base/mem.h"
 
 #define ADDRESS_MAX         256
@@ -34,11 +35,18 @@ struct pf_job {
     uint32_t router;
     uint64_t peer_instance; /* 0: no decode leg */
     uint32_t n_tokens, n_prompt, n_cached, n_pages;
+    uint64_t identity;          /* of tokens and sampling */
     uint64_t t_submit, t_start; /* ns */
+    uint64_t t_peer;            /* ns: it wants its peer since then */
     uint64_t t_progress;        /* ns: token 0, the grant, or a push that ended */
     uint64_t post_ns, t_push_first, t_push_last, n_shares; /* of its pushes that ended */
-    bool want_logprobs;
+    bool want_logprobs, prompt_logprobs;
     bool engine_knows;
+    bool kept; /* its attempt is over, its decode side failed; t_kept: since then */
+    uint64_t t_kept;
+    bool told;                     /* the router has its statistics */
+    struct bt_msg_leg_stats stats; /* with has_token */
+    uint32_t finish;
     bool started_sent, granted, handed, has_token, done;
     uint64_t generation;
     uint64_t conn;                              /* connection that `started` went over */
@@ -70,8 +78,9 @@ struct bt_pf_core {
     struct pf_peer *peers;
     uint32_t n_layers_all;
     uint32_t layer_base[BT_CONTROL_GROUPS_MAX];
-    uint32_t n_computing;
+    uint32_t n_computing, n_kept;
     bool giving_back;
+    struct bt_sampled out; /* token of the current output action */
     struct bt_pf_actions actions;
     struct bt_pf_stats stats;
     char text[256];
@@ -145,6 +154,11 @@ uint32_t bt_pf_core_jobs(const struct bt_pf_core *c)
     return c->jobs.count;
 }
 
+uint32_t bt_pf_core_kept(const struct bt_pf_core *c)
+{
+    return c->n_kept;
+}
+
 /* ---- actions ---- */
 
 static void begin(struct bt_pf_core *c)
@@ -185,14 +199,16 @@ static struct bt_control *act_control(struct bt_pf_core *c, uint64_t conn,
 }
 
 /* request_id: valid as long as the list. */
-static void act_end(struct bt_pf_core *c, uint32_t router, const char *request_id,
-                    const struct bt_ticket *t, enum bt_attempt_reason reason, const char *text)
+static struct bt_msg_attempt_end *act_end(struct bt_pf_core *c, uint32_t router,
+                                          const char *request_id, const struct bt_ticket *t,
+                                          enum bt_attempt_reason reason, const char *text)
 {
     struct bt_pf_action *a = act(c, BT_PF_ATTEMPT_END);
 
     a->router = router;
     a->request_id = request_id;
-    a->end = (struct bt_msg_attempt_end){*t, reason, text};
+    a->end = (struct bt_msg_attempt_end){.ticket = *t, .reason = reason, .text = text};
+    return &a->end;
 }
 
 /* ---- peers ---- */
@@ -296,9 +312,17 @@ static void job_finish_ending(struct bt_pf_core *c, struct pf_job *j)
     bt_ticket_table_remove(&c->jobs, j);
 }
 
+static void job_set_kept(struct bt_pf_core *c, struct pf_job *j, bool kept)
+{
+    c->n_kept += kept && !j->kept;
+    c->n_kept -= !kept && j->kept;
+    j->kept = kept;
+}
+
 /* Ends a job in any state but ENDING; the engine forgets it once no send is in flight. */
 static void job_end(struct bt_pf_core *c, struct pf_job *j)
 {
+    job_set_kept(c, j, false);
     if (j->engine_knows && j->state != JOB_HELD) {
         act(c, BT_PF_ENGINE_CANCEL)->job = j->head.id;
     }
@@ -321,9 +345,64 @@ static void job_forget_at_peer(struct bt_pf_core *c, struct pf_job *j)
 static void job_fail(struct bt_pf_core *c, struct pf_job *j, enum bt_attempt_reason reason,
                      const char *text)
 {
-    c->stats.failures++;
-    act_end(c, j->router, j->request_id, &j->head.ticket, reason, text);
+    if (!j->kept) { /* else its attempt is over */
+        c->stats.failures++;
+        act_end(c, j->router, j->request_id, &j->head.ticket, reason, text);
+    }
     job_end(c, j);
+}
+
+/* Keeps a job without its decode side. false: nobody could use it. What P has told of the prompt's log-probabilities
+ * cannot be told again, so they must all have been. */
+static bool job_keep(struct bt_pf_core *c, struct pf_job *j, uint64_t now)
+{
+    if (c->giving_back || j->peer_instance == 0 || (j->prompt_logprobs && j->state != JOB_HELD)) {
+        return false;
+    }
+    if (j->pushes_open > 0) {
+        act(c, BT_PF_PUSH_CANCEL)->ticket = j->head.ticket;
+    }
+    for (uint32_t i = 0; i < c->n_layers_all; i++) {
+        j->layers[i].pushed_end = 0;
+    }
+    j->started_sent = j->granted = j->handed = false;
+    j->conn = j->generation = 0;
+    j->post_ns = j->t_push_first = j->t_push_last = j->n_shares = 0;
+    j->t_kept = now;
+    job_set_kept(c, j, true);
+    return true;
+}
+
+/* Only the decode side of its attempt failed. */
+static void job_lose_peer(struct bt_pf_core *c, struct pf_job *j, uint64_t now,
+                          enum bt_attempt_reason reason, const char *text)
+{
+    bool kept = job_keep(c, j, now);
+
+    c->stats.failures++;
+    act_end(c, j->router, j->request_id, &j->head.ticket, reason, text)->kept = kept;
+    if (!kept) {
+        job_end(c, j);
+    }
+}
+
+/* Gives up the job that is kept for the longest, for others; with_pages: one that holds some. false: there is none. */
+static bool kept_evict(struct bt_pf_core *c, bool with_pages)
+{
+    struct pf_job *j, *oldest = NULL;
+    uint32_t pos = 0;
+
+    while (c->n_kept > 0 && (j = bt_ticket_table_next(&c->jobs, &pos)) != NULL) {
+        if (j->kept && (!with_pages || j->state != JOB_QUEUED) &&
+            (oldest == NULL || j->t_kept < oldest->t_kept)) {
+            oldest = j;
+        }
+    }
+    if (oldest != NULL) {
+        c->stats.keep_evicted++;
+        job_end(c, oldest);
+    }
+    return oldest != NULL;
 }
 
 static void send_started(struct bt_pf_core *c, struct pf_job *j, const struct pf_peer *p)
@@ -335,13 +414,25 @@ static void send_started(struct bt_pf_core *c, struct pf_job *j, const struct pf
 
 /* ---- from routers ---- */
 
+/* What a prompt's KV and its first token depend on. */
+static uint64_t identity_of(const struct bt_msg_submit *s, size_t n_tokens)
+{
+    uint64_t x = bt_hash64(s->tokens, n_tokens * sizeof *s->tokens, s->n_prompt);
+    const uint64_t more[] = {s->sampling.seed, s->sampling.choice, s->sampling.max_tokens,
+                             s->sampling.logprobs};
+
+    return bt_hash64(more, sizeof more, x);
+}
+
 static bool job_init(struct bt_pf_core *c, struct pf_job *j, const struct bt_msg_submit *s)
 {
     j->n_tokens = (uint32_t)s->n_tokens;
     j->n_prompt = s->n_prompt;
     j->n_pages = (j->n_tokens + c->opts.page_tokens - 1) / c->opts.page_tokens;
+    j->identity = identity_of(s, s->n_tokens);
     j->peer_instance = s->peer_instance;
     j->want_logprobs = s->sampling.logprobs;
+    j->prompt_logprobs = s->prompt_logprobs;
     if (s->peer_instance == 0) {
         return true;
     }
@@ -350,34 +441,81 @@ static bool job_init(struct bt_pf_core *c, struct pf_job *j, const struct bt_msg
     return j->layers != NULL && j->page_ids != NULL;
 }
 
-void bt_pf_on_submit(struct bt_pf_core *c, uint64_t now, uint32_t router,
-                     const struct bt_msg_submit *s)
+/* The peer that a submit names, dialled if it has to be. NULL: too many. */
+static struct pf_peer *peer_of_submit(struct bt_pf_core *c, uint64_t now,
+                                      const struct bt_msg_submit *s)
 {
-    begin(c);
-    if (bt_ticket_table_by_ticket(&c->jobs, &s->ticket) != NULL) {
-        c->stats.stale++;
-        act_end(c, router, s->request_id, &s->ticket, BT_ATTEMPT_INVALID,
-                "this ticket is already in use");
-        return;
-    }
-    if (c->giving_back) {
-        act_end(c, router, s->request_id, &s->ticket, BT_ATTEMPT_DRAINING, DRAINED);
-        return;
-    }
-    if (s->peer_instance != 0) {
-        struct pf_peer *p = peer_add(c, s->peer_instance, s->peer_address);
+    struct pf_peer *p = peer_add(c, s->peer_instance, s->peer_address);
 
-        if (p == NULL) {
-            act_end(c, router, s->request_id, &s->ticket, BT_ATTEMPT_REFUSED,
-                    "too many decode peers");
-            return;
-        }
-        if (p->state == PEER_IDLE && now >= p->next_dial) {
-            peer_dial(c, p);
-        }
+    if (p != NULL && p->state == PEER_IDLE && now >= p->next_dial) {
+        peer_dial(c, p);
     }
+    return p;
+}
+
+/* Whether the submit wants what was kept: the same request, with the first token at its end if the router has it. */
+static bool kept_fits(const struct pf_job *j, const struct bt_msg_submit *s)
+{
+    bool same = s->peer_instance != 0 && !s->prompt_logprobs && s->n_prompt == j->n_prompt &&
+                s->n_tokens >= j->n_tokens && j->identity == identity_of(s, j->n_tokens);
+
+    return same && (s->n_tokens == j->n_tokens ||
+                    (s->n_tokens == (size_t)j->n_tokens + 1 && j->has_token && j->finish == 0 &&
+                     s->tokens[j->n_tokens] == j->first.token));
+}
+
+/* The job that the submit replaces, if it is kept and fits; else it is given up, to be computed anew. */
+static struct pf_job *kept_find(struct bt_pf_core *c, uint32_t router,
+                                const struct bt_msg_submit *s)
+{
+    struct pf_job *j = s->has_replaces ? bt_ticket_table_by_ticket(&c->jobs, &s->replaces) : NULL;
+
+    if (j == NULL || !j->kept || j->router != router) {
+        return NULL;
+    }
+    if (!kept_fits(j, s)) {
+        job_end(c, j);
+        return NULL;
+    }
+    return j;
+}
+
+static void job_deliver(struct bt_pf_core *c, struct pf_job *j);
+
+/* A kept job goes on under a new ticket, with a new peer. */
+static void job_adopt(struct bt_pf_core *c, struct pf_job *j, uint64_t now, struct pf_peer *p,
+                      const struct bt_msg_submit *s)
+{
+    if (!bt_ticket_table_rename(&c->jobs, j, &s->ticket)) {
+        act_end(c, j->router, j->request_id, &s->ticket, BT_ATTEMPT_REFUSED, "out of memory");
+        job_end(c, j);
+        return;
+    }
+    job_set_kept(c, j, false);
+    c->stats.resent++;
+    j->peer_instance = s->peer_instance;
+    j->t_peer = j->t_progress = now;
+    struct bt_pf_action *a = act(c, BT_PF_ADOPTED);
+
+    a->job = j->head.id;
+    a->ticket = s->ticket;
+    j->stats.resent = true;
+    if (j->state != JOB_QUEUED && p->state == PEER_UP) {
+        send_started(c, j, p);
+    }
+    if (j->has_token) {
+        job_deliver(c, j);
+    }
+}
+
+static void job_start(struct bt_pf_core *c, uint64_t now, uint32_t router,
+                      const struct bt_msg_submit *s)
+{
     struct pf_job *j = bt_ticket_table_add(&c->jobs, &s->ticket);
 
+    if (j == NULL && kept_evict(c, false)) {
+        j = bt_ticket_table_add(&c->jobs, &s->ticket);
+    }
     if (j == NULL) {
         act_end(c, router, s->request_id, &s->ticket, BT_ATTEMPT_REFUSED,
                 "the prefill queue is full");
@@ -399,17 +537,48 @@ void bt_pf_on_submit(struct bt_pf_core *c, uint64_t now, uint32_t router,
     a->submit = s;
 }
 
-void bt_pf_on_cancel(struct bt_pf_core *c, uint64_t now, uint32_t router, const struct bt_ticket *t)
+void bt_pf_on_submit(struct bt_pf_core *c, uint64_t now, uint32_t router,
+                     const struct bt_msg_submit *s)
+{
+    struct pf_peer *p = NULL;
+
+    begin(c);
+    if (bt_ticket_table_by_ticket(&c->jobs, &s->ticket) != NULL) {
+        c->stats.stale++;
+        act_end(c, router, s->request_id, &s->ticket, BT_ATTEMPT_INVALID,
+                "this ticket is already in use");
+        return;
+    }
+    if (c->giving_back) {
+        act_end(c, router, s->request_id, &s->ticket, BT_ATTEMPT_DRAINING, DRAINED);
+        return;
+    }
+    if (s->peer_instance != 0 && (p = peer_of_submit(c, now, s)) == NULL) {
+        act_end(c, router, s->request_id, &s->ticket, BT_ATTEMPT_REFUSED, "too many decode peers");
+        return;
+    }
+    struct pf_job *kept = kept_find(c, router, s);
+
+    if (kept != NULL) {
+        job_adopt(c, kept, now, p, s);
+    } else {
+        job_start(c, now, router, s);
+    }
+}
+
+void bt_pf_on_cancel(struct bt_pf_core *c, uint64_t now, uint32_t router, const struct bt_ticket *t,
+                     bool keep)
 {
     struct pf_job *j = bt_ticket_table_by_ticket(&c->jobs, t);
 
-    (void)now;
     begin(c);
-    if (j == NULL || j->router != router) {
+    if (j == NULL || j->router != router || (keep && j->kept)) {
         return; /* already over: cancel and the end of an attempt may cross */
     }
     job_forget_at_peer(c, j);
-    job_end(c, j);
+    if (!keep || !job_keep(c, j, now)) {
+        job_end(c, j);
+    }
 }
 
 void bt_pf_on_router_lost(struct bt_pf_core *c, uint64_t now, uint32_t router)
@@ -504,10 +673,10 @@ void bt_pf_on_engine_started(struct bt_pf_core *c, uint64_t now, uint64_t job)
         return;
     }
     job_set_state(c, j, JOB_COMPUTING);
-    j->t_start = now;
+    j->t_start = j->t_peer = now;
     struct pf_peer *p = peer_by_instance(c, j->peer_instance);
 
-    if (p != NULL && p->state == PEER_UP) {
+    if (p != NULL && p->state == PEER_UP && !j->kept) {
         send_started(c, j, p);
     }
 }
@@ -592,6 +761,32 @@ static void send_handoff(struct bt_pf_core *c, struct pf_job *j)
     c->stats.handoffs++;
 }
 
+/* Its first token to the router, and on to D: once for each attempt. The statistics go out once. */
+static void job_deliver(struct bt_pf_core *c, struct pf_job *j)
+{
+    struct bt_pf_action *a = act(c, BT_PF_OUTPUT);
+
+    c->out = j->first; /* the job's memory may go before the action is carried out */
+    a->router = j->router;
+    a->output = (struct bt_msg_output){
+        .ticket = j->head.ticket,
+        .index = j->index,
+        .n_tokens = 1,
+        .tokens = &c->out,
+        .finish = j->finish,
+        .has_logprobs = j->want_logprobs,
+        .has_stats = true,
+        .stats = j->told ? (struct bt_msg_leg_stats){.resent = true} : j->stats,
+    };
+    j->told = true;
+    if (j->finish != 0 || j->peer_instance == 0) {
+        job_forget_at_peer(c, j);
+        job_end(c, j);
+    } else if (j->granted) {
+        send_handoff(c, j);
+    }
+}
+
 void bt_pf_on_engine_token(struct bt_pf_core *c, uint64_t now, uint64_t job, uint32_t index,
                            const struct bt_sampled *s, uint32_t finish)
 {
@@ -607,30 +802,18 @@ void bt_pf_on_engine_token(struct bt_pf_core *c, uint64_t now, uint64_t job, uin
     j->t_progress = now;
     j->index = index;
     j->first = *s;
+    j->finish = finish;
     j->has_token = true;
-    struct bt_pf_action *a = act(c, BT_PF_OUTPUT);
-
-    a->router = j->router;
-    a->output = (struct bt_msg_output){
-        .ticket = j->head.ticket,
-        .index = index,
-        .n_tokens = 1,
-        .tokens = &j->first,
-        .finish = finish,
-        .has_logprobs = j->want_logprobs,
-        .has_stats = true,
-        .stats = {.queue_ns = j->t_start - j->t_submit,
-                  .prefill_ns = now - j->t_start,
-                  .cached_tokens = j->n_cached < j->n_prompt ? j->n_cached : j->n_prompt,
-                  .prefill_tokens = j->n_tokens - j->n_cached,
-                  .batch = batch},
+    j->stats = (struct bt_msg_leg_stats){
+        .queue_ns = j->t_start - j->t_submit,
+        .prefill_ns = now - j->t_start,
+        .cached_tokens = j->n_cached < j->n_prompt ? j->n_cached : j->n_prompt,
+        .prefill_tokens = j->n_tokens - j->n_cached,
+        .batch = batch,
+        .resent = j->stats.resent,
     };
-    if (finish != 0 || j->peer_instance == 0) {
-        a->output.tokens = s; /* the job's memory goes before the action is carried out */
-        job_forget_at_peer(c, j);
-        job_end(c, j);
-    } else if (j->granted) {
-        send_handoff(c, j);
+    if (!j->kept) {
+        job_deliver(c, j);
     }
 }
 
@@ -644,6 +827,7 @@ void bt_pf_on_engine_prompt_logprobs(struct bt_pf_core *c, uint64_t now, uint64_
     if (j == NULL) {
         return;
     }
+    BT_ASSERT(!j->kept);
     struct bt_pf_action *a = act(c, BT_PF_OUTPUT);
 
     a->router = j->router;
@@ -665,6 +849,13 @@ void bt_pf_on_engine_preempted(struct bt_pf_core *c, uint64_t now, uint64_t job)
         job_forget_at_peer(c, j);
         job_fail(c, j, BT_ATTEMPT_PREEMPTED, "the prefill node ran out of pages");
     }
+}
+
+void bt_pf_on_engine_short(struct bt_pf_core *c, uint64_t now)
+{
+    (void)now;
+    begin(c);
+    (void)kept_evict(c, true); /* told again while it lasts */
 }
 
 /* ---- from the transfer room ---- */
@@ -718,7 +909,7 @@ void bt_pf_on_peer_up(struct bt_pf_core *c, uint64_t now, uint64_t conn)
     while ((j = bt_ticket_table_next(&c->jobs, &pos)) != NULL) {
         bool begun = j->state == JOB_COMPUTING || j->state == JOB_HELD;
 
-        if (begun && j->peer_instance == p->instance && !j->started_sent) {
+        if (begun && !j->kept && j->peer_instance == p->instance && !j->started_sent) {
             send_started(c, j, p);
         }
     }
@@ -742,7 +933,7 @@ void bt_pf_on_peer_down(struct bt_pf_core *c, uint64_t now, uint64_t conn, const
     tell_peer_state(c, p, false, c->text);
     while (was_up && (j = bt_ticket_table_next(&c->jobs, &pos)) != NULL) {
         if (j->state != JOB_ENDING && j->peer_instance == instance && j->started_sent) {
-            job_fail(c, j, BT_ATTEMPT_RETRY, c->text);
+            job_lose_peer(c, j, now, BT_ATTEMPT_RETRY, c->text);
         }
     }
 }
@@ -807,13 +998,14 @@ void bt_pf_on_control(struct bt_pf_core *c, uint64_t now, uint64_t conn, const s
     case BT_CONTROL_REFUSE:
         if (j != NULL && j->started_sent && j->conn == conn) {
             snprintf(c->text, sizeof c->text, "refused by the decode node: %s", m->refuse.text);
-            job_fail(c, j, reason_from_peer(m->refuse.reason), c->text);
+            job_lose_peer(c, j, now, reason_from_peer(m->refuse.reason), c->text);
             return;
         }
         break;
     case BT_CONTROL_REVOKE:
         if (match) {
-            job_fail(c, j, reason_from_peer(m->revoke.reason), "revoked by the decode node");
+            job_lose_peer(c, j, now, reason_from_peer(m->revoke.reason),
+                          "revoked by the decode node");
             return;
         }
         break;
@@ -833,12 +1025,21 @@ void bt_pf_on_control(struct bt_pf_core *c, uint64_t now, uint64_t conn, const s
     c->stats.stale++;
 }
 
-void bt_pf_count_push(struct bt_pf_core *c, uint64_t now, uint64_t job, uint64_t post_ns,
-                      uint64_t move_ns)
+/* Of its current attempt: sends of one before may still end. */
+static bool is_current(const struct pf_job *j, const struct bt_ticket *t)
+{
+    return !j->kept && bt_ticket_equal(&j->head.ticket, t);
+}
+
+void bt_pf_count_push(struct bt_pf_core *c, uint64_t now, uint64_t job, const struct bt_ticket *t,
+                      uint64_t post_ns, uint64_t move_ns)
 {
     struct pf_job *j = bt_ticket_table_by_id(&c->jobs, job);
 
     BT_ASSERT(j != NULL && j->pushes_open > 0);
+    if (!is_current(j, t)) {
+        return;
+    }
     uint64_t from = move_ns < now ? now - move_ns : 0;
 
     j->post_ns += post_ns;
@@ -846,19 +1047,25 @@ void bt_pf_count_push(struct bt_pf_core *c, uint64_t now, uint64_t job, uint64_t
     j->t_push_last = now;
 }
 
-void bt_pf_on_pushed(struct bt_pf_core *c, uint64_t now, uint64_t job, enum bt_status st)
+void bt_pf_on_pushed(struct bt_pf_core *c, uint64_t now, uint64_t job, const struct bt_ticket *t,
+                     enum bt_status st)
 {
     struct pf_job *j = bt_ticket_table_by_id(&c->jobs, job);
 
     begin(c);
     BT_ASSERT(j != NULL && j->pushes_open > 0);
     j->pushes_open--;
-    j->t_progress = now;
     if (j->state == JOB_ENDING) {
         job_finish_ending(c, j);
-    } else if (st != BT_OK) {
+        return;
+    }
+    if (!is_current(j, t)) {
+        return;
+    }
+    j->t_progress = now;
+    if (st != BT_OK) {
         job_forget_at_peer(c, j);
-        job_fail(c, j, BT_ATTEMPT_RETRY, "sending pages to the decode node failed");
+        job_lose_peer(c, j, now, BT_ATTEMPT_RETRY, "sending pages to the decode node failed");
     }
 }
 
@@ -868,16 +1075,24 @@ static void check_job(struct bt_pf_core *c, struct pf_job *j, uint64_t now)
 {
     bool begun = j->state == JOB_COMPUTING || j->state == JOB_HELD;
 
+    if (j->kept) {
+        if (now - j->t_kept > c->opts.keep_ns) {
+            c->stats.keep_expired++;
+            job_end(c, j);
+        }
+        return;
+    }
     if (!begun || j->peer_instance == 0) {
         return;
     }
-    if (!j->started_sent && now - j->t_start > c->opts.unreachable_ns) {
-        job_fail(c, j, BT_ATTEMPT_RETRY, "the decode node cannot be reached from the prefill node");
+    if (!j->started_sent && now - j->t_peer > c->opts.unreachable_ns) {
+        job_lose_peer(c, j, now, BT_ATTEMPT_RETRY,
+                      "the decode node cannot be reached from the prefill node");
     } else if (j->state == JOB_HELD && now - j->t_progress > c->opts.grant_ns) {
         job_forget_at_peer(c, j);
-        job_fail(c, j, BT_ATTEMPT_RETRY,
-                 j->granted ? "the decode node did not confirm the hand-off in time"
-                            : "the decode node gave no grant in time");
+        job_lose_peer(c, j, now, BT_ATTEMPT_RETRY,
+                      j->granted ? "the decode node did not confirm the hand-off in time"
+                                 : "the decode node gave no grant in time");
     }
 }
 

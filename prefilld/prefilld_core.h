@@ -6,9 +6,13 @@
  *
  * Life of a job (one ticket):
  *   QUEUED -- engine started --> COMPUTING -- token 0 --> HELD -- done from D --> ENDING --> gone
- * A job ends early by cancel, lost router, refuse, revoke, lost peer, engine failure, or a token 0
- * that ends the answer. ENDING waits until no send of its pages is in flight; only then are the
- * pages released. */
+ * A job ends early by cancel, lost router, engine failure, or a token 0 that ends the answer. ENDING
+ * waits until no send of its pages is in flight; only then are the pages released.
+ *
+ * When only the decode side failed (refuse, revoke, lost peer, a deadline, or the router says so) the attempt is over, the
+ * job is *kept*: in whatever state it is, it goes on being computed, without a peer, for keep_ns. A submit that
+ * replaces its ticket adopts it: it goes on under the new ticket with the new peer, and its pages are sent again. Kept
+ * jobs go first when pages or jobs are short. */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -31,6 +35,7 @@ struct bt_pf_opts {
     uint64_t unreachable_ns; /* a started prompt waits so long for its peer's connection */
     uint64_t grant_ns;       /* a computed prompt waits so long for its grant, then for done; each
                                 push that ends starts it anew */
+    uint64_t keep_ns;        /* a job whose decode side failed waits so long for another attempt */
 };
 
 enum bt_pf_action_kind {
@@ -47,6 +52,7 @@ enum bt_pf_action_kind {
     BT_PF_ATTEMPT_END,    /* router, end */
     BT_PF_PEER_STATE,     /* to every router: peer_state */
     BT_PF_MOVED,          /* moved: for the metrics, of a transfer that D confirmed */
+    BT_PF_ADOPTED,        /* job, ticket: its ticket from now on; for the log */
 };
 
 /* A whole transfer, as bt_pf_count_push() told it. */
@@ -86,6 +92,8 @@ struct bt_pf_stats {
     uint64_t stale; /* messages dropped: ticket, generation or instance did not match */
     uint64_t handoffs, done, failures;
     uint64_t cached_tokens; /* of prompts: not computed, because the prefix cache had them */
+    /* Jobs whose decode side failed: adopted by another attempt; given up after keep_ns, or for those that were short */
+    uint64_t resent, keep_expired, keep_evicted;
 };
 
 struct bt_pf_core;
@@ -98,12 +106,14 @@ void bt_pf_core_destroy(struct bt_pf_core *c);
 const struct bt_pf_actions *bt_pf_core_actions(const struct bt_pf_core *c);
 const struct bt_pf_stats *bt_pf_core_stats(const struct bt_pf_core *c);
 uint32_t bt_pf_core_jobs(const struct bt_pf_core *c); /* ENDING ones included */
+uint32_t bt_pf_core_kept(const struct bt_pf_core *c); /* of them, without a decode side now */
 
 /* From routers. router: the caller's number of the session. */
 void bt_pf_on_submit(struct bt_pf_core *c, uint64_t now, uint32_t router,
                      const struct bt_msg_submit *s);
-void bt_pf_on_cancel(struct bt_pf_core *c, uint64_t now, uint32_t router,
-                     const struct bt_ticket *t);
+/* keep: only the decode side has failed. */
+void bt_pf_on_cancel(struct bt_pf_core *c, uint64_t now, uint32_t router, const struct bt_ticket *t,
+                     bool keep);
 void bt_pf_on_router_lost(struct bt_pf_core *c, uint64_t now, uint32_t router);
 /* All peers that any router allows: the union, made by the caller. */
 void bt_pf_on_peers(struct bt_pf_core *c, uint64_t now, const struct bt_msg_peer *peers, size_t n);
@@ -122,6 +132,8 @@ void bt_pf_on_engine_token(struct bt_pf_core *c, uint64_t now, uint64_t job, uin
 void bt_pf_on_engine_prompt_logprobs(struct bt_pf_core *c, uint64_t now, uint64_t job,
                                      uint32_t first, const struct bt_sampled *list, size_t n);
 void bt_pf_on_engine_preempted(struct bt_pf_core *c, uint64_t now, uint64_t job);
+/* A prompt waits for pages that others hold. */
+void bt_pf_on_engine_short(struct bt_pf_core *c, uint64_t now);
 
 /* From the transfer room. conn: its id of a connection. */
 void bt_pf_on_connecting(struct bt_pf_core *c, uint64_t now, uint64_t instance, uint64_t conn);
@@ -131,10 +143,12 @@ void bt_pf_on_peer_up(struct bt_pf_core *c, uint64_t now, uint64_t conn);
 void bt_pf_on_peer_down(struct bt_pf_core *c, uint64_t now, uint64_t conn, const char *why);
 void bt_pf_on_control(struct bt_pf_core *c, uint64_t now, uint64_t conn,
                       const struct bt_control *m);
-/* What the push cost that on_pushed will end, for BT_PF_MOVED: before that call, and only where it is known. */
-void bt_pf_count_push(struct bt_pf_core *c, uint64_t now, uint64_t job, uint64_t post_ns,
-                      uint64_t move_ns);
-void bt_pf_on_pushed(struct bt_pf_core *c, uint64_t now, uint64_t job, enum bt_status st);
+/* What the push cost that on_pushed will end, for BT_PF_MOVED: before that call, and only where it is known. t: the
+ * ticket that it was made for, in both calls. */
+void bt_pf_count_push(struct bt_pf_core *c, uint64_t now, uint64_t job, const struct bt_ticket *t,
+                      uint64_t post_ns, uint64_t move_ns);
+void bt_pf_on_pushed(struct bt_pf_core *c, uint64_t now, uint64_t job, const struct bt_ticket *t,
+                     enum bt_status st);
 
 /* The time to drain is over: every attempt goes back to its router as BT_ATTEMPT_DRAINING, at once, and
  * so does each that still comes. Jobs may stay until their sends have ended. */

@@ -30,6 +30,7 @@ struct answer {
     } kind;
     uint64_t id, conn;
     enum bt_status st;
+    struct bt_ticket ticket; /* PUSH_FAILED */
 };
 
 struct bt_prefilld {
@@ -74,7 +75,7 @@ static void do_submit(struct bt_prefilld *p, const struct bt_pf_action *a)
                                                         .prompt_logprobs = s->prompt_logprobs});
 
     if (st != BT_OK) {
-        answer(p, (struct answer){ANSWER_ENGINE_FAILED, a->job, 0, st});
+        answer(p, (struct answer){.kind = ANSWER_ENGINE_FAILED, .id = a->job, .st = st});
     }
 }
 
@@ -102,7 +103,8 @@ static void do_push(struct bt_prefilld *p, const struct bt_pf_action *a)
     enum bt_status st = bt_xfer_push(p->node->xfer, &x);
 
     if (st != BT_OK) {
-        answer(p, (struct answer){ANSWER_PUSH_FAILED, a->job, 0, st});
+        answer(p, (struct answer){
+                      .kind = ANSWER_PUSH_FAILED, .id = a->job, .st = st, .ticket = a->ticket});
     }
 }
 
@@ -113,15 +115,16 @@ static void do_connect(struct bt_prefilld *p, const struct bt_pf_action *a)
 
     if (st != BT_OK) {
         bt_log_warn("prefilld", "cannot dial decode node at %s: %s", a->address, bt_status_str(st));
-        answer(p, (struct answer){ANSWER_CONNECT_FAILED, a->instance, 0, st});
+        answer(p, (struct answer){.kind = ANSWER_CONNECT_FAILED, .id = a->instance, .st = st});
         return;
     }
-    answer(p, (struct answer){ANSWER_CONNECTING, a->instance, conn, BT_OK});
+    answer(p, (struct answer){.kind = ANSWER_CONNECTING, .id = a->instance, .conn = conn});
 }
 
 static void do_output(struct bt_prefilld *p, const struct bt_pf_action *a)
 {
-    if (a->output.has_stats) {
+    if (a->output.has_stats &&
+        a->output.stats.prefill_tokens > 0) { /* else they were told before */
         bt_prom_hist_observe(&p->prefill_seconds, (double)a->output.stats.prefill_ns / 1e9);
         bt_prom_hist_observe(&p->queue_seconds, (double)a->output.stats.queue_ns / 1e9);
     }
@@ -175,6 +178,10 @@ static void do_action(struct bt_prefilld *p, const struct bt_pf_action *a)
         bt_prom_hist_observe(&p->move_seconds, (double)a->moved.move_ns / 1e9);
         bt_prom_hist_observe(&p->shares, (double)a->moved.n_shares);
         break;
+    case BT_PF_ADOPTED:
+        bt_log_debug("prefilld", "ticket %s: what was computed for an attempt before is sent again",
+                     bt_ticket_text(&a->ticket, t));
+        break;
     }
 }
 
@@ -203,7 +210,7 @@ static void run(struct bt_prefilld *p)
             bt_pf_on_connect_failed(p->core, now, a.id, bt_status_str(a.st));
             break;
         case ANSWER_PUSH_FAILED:
-            bt_pf_on_pushed(p->core, now, a.id, a.st);
+            bt_pf_on_pushed(p->core, now, a.id, &a.ticket, a.st);
             break;
         case ANSWER_ENGINE_FAILED:
             bt_pf_on_engine_failed(p->core, now, a.id, a.st, bt_status_str(a.st));
@@ -247,6 +254,9 @@ static void on_engine(void *arg, const struct bt_engine_ev *ev)
     case BT_ENGINE_EV_PREEMPTED:
         bt_pf_on_engine_preempted(p->core, now, ev->job);
         break;
+    case BT_ENGINE_EV_SHORT:
+        bt_pf_on_engine_short(p->core, now);
+        break;
     case BT_ENGINE_EV_LANDED:
     case BT_ENGINE_EV_STEP:
     case BT_ENGINE_EV_BROKEN:
@@ -267,7 +277,9 @@ static void on_xfer(void *arg, const struct bt_xfer_event *ev)
 {
     struct bt_prefilld *p = arg;
     uint64_t now = now_ns(p);
+    struct bt_ticket t;
 
+    memcpy(t.b, ev->ticket, sizeof t.b);
     switch (ev->kind) {
     case BT_XFER_PEER_UP:
         bt_pf_on_peer_up(p->core, now, ev->peer);
@@ -276,8 +288,8 @@ static void on_xfer(void *arg, const struct bt_xfer_event *ev)
         bt_pf_on_peer_down(p->core, now, ev->peer, ev->text);
         break;
     case BT_XFER_PUSHED:
-        bt_pf_count_push(p->core, now, ev->tag, ev->post_ns, ev->move_ns);
-        bt_pf_on_pushed(p->core, now, ev->tag, ev->status);
+        bt_pf_count_push(p->core, now, ev->tag, &t, ev->post_ns, ev->move_ns);
+        bt_pf_on_pushed(p->core, now, ev->tag, &t, ev->status);
         break;
     case BT_XFER_CTRL:
     case BT_XFER_LANDED:
@@ -351,7 +363,7 @@ static void on_router(void *arg, uint32_t router, const struct bt_from_router *m
         run(p);
         break;
     case BT_FROM_ROUTER_CANCEL:
-        bt_pf_on_cancel(p->core, now_ns(p), router, &m->cancel.ticket);
+        bt_pf_on_cancel(p->core, now_ns(p), router, &m->cancel.ticket, m->cancel.keep);
         run(p);
         break;
     case BT_FROM_ROUTER_PEERS:
@@ -430,6 +442,18 @@ static void metrics(void *arg, struct bt_buf *out)
     bt_prom_hist_render(out, "baton_kv_transfer_shares", NULL, 0, &p->shares);
     bt_prom_head(out, "baton_handoffs_total", BT_PROM_COUNTER, "Hand-offs sent to decode nodes.");
     bt_prom_u64(out, "baton_handoffs_total", NULL, 0, s->handoffs);
+    bt_prom_head(out, "baton_prompts_resent_total", BT_PROM_COUNTER,
+                 "Prompts sent to another decode node, or again, without being computed again.");
+    bt_prom_u64(out, "baton_prompts_resent_total", NULL, 0, s->resent);
+    bt_prom_head(out, "baton_prompts_kept", BT_PROM_GAUGE,
+                 "Prompts whose decode node failed, kept for another attempt.");
+    bt_prom_u64(out, "baton_prompts_kept", NULL, 0, bt_pf_core_kept(p->core));
+    bt_prom_head(out, "baton_prompts_kept_dropped_total", BT_PROM_COUNTER,
+                 "Kept prompts given up: no attempt came in time, or others needed their room.");
+    bt_prom_u64(out, "baton_prompts_kept_dropped_total",
+                &(struct bt_prom_label){"reason", "expired"}, 1, s->keep_expired);
+    bt_prom_u64(out, "baton_prompts_kept_dropped_total",
+                &(struct bt_prom_label){"reason", "evicted"}, 1, s->keep_evicted);
     bt_prom_head(out, "baton_prefix_cached_tokens_total", BT_PROM_COUNTER,
                  "Prompt tokens not computed here, because the prefix cache had them.");
     bt_prom_u64(out, "baton_prefix_cached_tokens_total", NULL, 0, s->cached_tokens);
@@ -451,6 +475,7 @@ static void on_ready(void *arg, struct bt_node *n)
         .reconnect_ns = RECONNECT_NS,
         .unreachable_ns = n->cfg.lease,
         .grant_ns = n->cfg.transfer_deadline,
+        .keep_ns = n->cfg.lease,
     };
 
     for (uint32_t g = 0; g < o.n_groups; g++) {

@@ -61,6 +61,7 @@ struct bt_msg_load {
     uint64_t transferred_tokens, transferred_bytes, transfer_failures, stale_messages,
         local_prefills;
     double prefill_tokens_per_s, decode_step_ms;
+    bool pages_short; /* a prompt waits for pages that others hold */
     size_t n_transports;
     const struct bt_msg_transport *transports;
 };
@@ -70,6 +71,7 @@ struct bt_msg_leg_stats {
     uint32_t cached_tokens, transferred_tokens, prefill_tokens;
     uint64_t transferred_bytes;
     double batch; /* mean; 0: not told */
+    bool resent;  /* prefill: what an attempt before had computed was sent again */
 };
 
 struct bt_msg_output {
@@ -90,6 +92,8 @@ struct bt_msg_attempt_end {
     struct bt_ticket ticket;
     enum bt_attempt_reason reason;
     const char *text;
+    bool
+        kept; /* prefill: only the decode side failed; the pages wait for a submit that replaces it */
 };
 
 struct bt_msg_peer_state {
@@ -138,6 +142,9 @@ struct bt_msg_submit {
     bool prompt_logprobs;
     uint64_t peer_instance; /* 0: no other leg; a decode node computes the prompt itself then */
     const char *peer_address;
+    /* Prefill: the attempt whose decode side failed; what was kept of it is sent again. */
+    bool has_replaces;
+    struct bt_ticket replaces;
 };
 
 struct bt_msg_peer {
@@ -161,6 +168,7 @@ struct bt_from_router {
         struct bt_msg_submit submit;
         struct {
             struct bt_ticket ticket;
+            bool keep; /* prefill: as AttemptEnd's kept, but the router says it */
         } cancel;
         struct {
             size_t n;

@@ -171,6 +171,7 @@ static enum bt_status get_load(const Baton__Session__V1__Load *p, struct bt_aren
         .local_prefills = p->local_prefills,
         .prefill_tokens_per_s = p->prefill_tokens_per_s,
         .decode_step_ms = p->decode_step_ms,
+        .pages_short = p->pages_short != 0,
         .n_transports = p->n_transports,
         .transports = t,
     };
@@ -210,6 +211,7 @@ static enum bt_status get_output(const Baton__Session__V1__Output *p, struct bt_
             .transferred_tokens = p->stats->transferred_tokens,
             .prefill_tokens = p->stats->prefill_tokens,
             .transferred_bytes = p->stats->transferred_bytes,
+            .resent = p->stats->resent != 0,
             .batch = isfinite(p->stats->batch) && p->stats->batch > 0 ? p->stats->batch : 0,
         };
     }
@@ -249,6 +251,7 @@ static enum bt_status get_attempt_end(const Baton__Session__V1__AttemptEnd *p,
     }
     a->reason = (enum bt_attempt_reason)p->reason;
     a->text = p->text;
+    a->kept = p->kept != 0;
     return get_ticket(&p->ticket, &a->ticket, err);
 }
 
@@ -388,6 +391,10 @@ static enum bt_status get_submit(const Baton__Session__V1__Submit *p, struct bt_
     if (st == BT_OK) {
         st = get_sampling(p->sampling, arena, &s->sampling, err);
     }
+    if (st == BT_OK && p->replaces.len > 0) {
+        s->has_replaces = true;
+        st = get_ticket(&p->replaces, &s->replaces, err);
+    }
     if (st == BT_OK && s->n_tokens - s->n_prompt >= s->sampling.max_tokens) {
         st = bad(err, "submit.tokens", "max_tokens are already there");
     }
@@ -439,6 +446,7 @@ enum bt_status bt_from_router_decode(const void *data, size_t n, struct bt_arena
         return get_submit(m->submit, arena, &out->submit, err);
     case BATON__SESSION__V1__FROM_ROUTER__M_CANCEL:
         out->kind = BT_FROM_ROUTER_CANCEL;
+        out->cancel.keep = m->cancel->keep != 0;
         return get_ticket(&m->cancel->ticket, &out->cancel.ticket, err);
     case BATON__SESSION__V1__FROM_ROUTER__M_PEERS:
         out->kind = BT_FROM_ROUTER_PEERS;
@@ -542,6 +550,7 @@ static bool put_output(const struct bt_msg_output *o, Baton__Session__V1__Output
         s->transferred_bytes = o->stats.transferred_bytes;
         s->prefill_tokens = o->stats.prefill_tokens;
         s->batch = o->stats.batch;
+        s->resent = o->stats.resent;
         p->stats = s;
     }
     return p->tokens != NULL && p->prompt_logprobs != NULL;
@@ -613,6 +622,7 @@ static bool put_load(const struct bt_msg_load *l, Baton__Session__V1__Load *p, s
     p->local_prefills = l->local_prefills;
     p->prefill_tokens_per_s = l->prefill_tokens_per_s;
     p->decode_step_ms = l->decode_step_ms;
+    p->pages_short = l->pages_short;
     p->n_transports = l->n_transports;
     for (size_t i = 0; i < l->n_transports; i++) {
         baton__session__v1__peer_transport__init(&t[i]);
@@ -656,6 +666,7 @@ enum bt_status bt_from_daemon_encode(const struct bt_from_daemon *m, struct bt_b
         end.ticket = ticket(&m->attempt_end.ticket);
         end.reason = m->attempt_end.reason;
         end.text = text(m->attempt_end.text);
+        end.kept = m->attempt_end.kept;
         w.m_case = BATON__SESSION__V1__FROM_DAEMON__M_ATTEMPT_END;
         w.attempt_end = &end;
         break;
@@ -723,6 +734,9 @@ static bool put_submit(const struct bt_msg_submit *s, Baton__Session__V1__Submit
     p->prompt_logprobs = s->prompt_logprobs;
     p->peer_instance = s->peer_instance;
     p->peer_address = text(s->peer_address);
+    if (s->has_replaces) {
+        p->replaces = ticket(&s->replaces);
+    }
     p->n_tokens = s->n_tokens;
     p->tokens = bt_arena_alloc(a, s->n_tokens * sizeof *p->tokens);
     if (sampling == NULL || p->tokens == NULL) {
@@ -785,6 +799,7 @@ enum bt_status bt_from_router_encode(const struct bt_from_router *m, struct bt_b
         break;
     case BT_FROM_ROUTER_CANCEL:
         cancel.ticket = ticket(&m->cancel.ticket);
+        cancel.keep = m->cancel.keep;
         w.m_case = BATON__SESSION__V1__FROM_ROUTER__M_CANCEL;
         w.cancel = &cancel;
         break;

@@ -32,7 +32,7 @@ struct bt_control {
     uint64_t generation; /* all but STARTED and REFUSE; FORGET: 0 when not granted yet */
     union {
         struct {
-            uint32_t n_tokens;
+            uint32_t n_tokens; /* of the submit; one less: the last is the one of the hand-off */
         } started;
         struct {
             uint32_t n_groups;

@@ -211,6 +211,8 @@ void bt_router_metrics_render(const struct bt_router_metrics *m, const struct bt
     }
     number(b, "baton_requests_migrated_total", BT_PROM_COUNTER,
            "Attempts that began again on other nodes.", s->migrated);
+    number(b, "baton_prompts_resent_total", BT_PROM_COUNTER,
+           "Attempts whose prompt was sent again without being computed again.", s->resent);
     number(b, "baton_local_prefill_total", BT_PROM_COUNTER,
            "Attempts whose prompt the decode node was to compute itself.", s->local);
     number(b, "baton_requests_running", BT_PROM_GAUGE, "Sequences on a pair.", s->running);

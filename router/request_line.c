@@ -103,7 +103,8 @@ static void put_attempt(struct bt_buf *b, const struct bt_rt_attempt *a, uint64_
         put_ms(b, "prefill_ms", p->prefill_ns);
         put_u64(b, "prefill_tokens", p->prefill_tokens);
         put_u64(b, "cached_tokens", p->cached_tokens);
-        bt_buf_addf(b, ",\"prefill_batch\":%.1f", p->batch);
+        bt_buf_addf(b, ",\"prefill_batch\":%.1f,\"resent\":%s", p->batch,
+                    p->resent ? "true" : "false");
     }
     if (a->has_decode) {
         put_ms(b, "grant_ms", d->grant_ns);

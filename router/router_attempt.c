@@ -10,6 +10,7 @@
 #define BACKOFF_DOUBLINGS 5u
 #define AVOID_REPORTER    2u
 #define AVOID_OTHER       1u
+#define RESENDS_MAX       2u /* that fail in a row: then the prefill node may be the one to blame */
 #define ANSWERS           32.0 /* that the mean length of an answer looks back on, about */
 
 /* ---- legs ---- */
@@ -56,23 +57,34 @@ static void unhold(struct rt_node *n, struct rt_leg *l)
     l->held = l->pages = 0;
 }
 
-/* computes: the prompt; always of a prefill leg. A decode leg holds it, too. */
+/* work: tokens of the prompt that it computes; at least one of a prefill leg. A decode leg holds the prompt, too. */
 static void leg_begin(struct bt_rt_core *c, struct rt_seq *s, enum bt_role role, struct rt_node *n,
-                      bool computes)
+                      uint64_t work)
 {
     struct rt_leg *l = &s->leg[role];
 
     *l = (struct rt_leg){.session = n->session, .live = true};
     n->own_seqs++;
     bt_rt_affinity_note(c->affinity, n->hello.instance, s->chain, s->n_chain);
-    if (computes) {
-        charge(n, l, s->n_tokens - n->credit);
+    if (work > 0) {
+        charge(n, l, work);
     }
     if (role == BT_ROLE_DECODE) {
         hold(n, l, s->n_tokens);
         l->pages = bt_rt_pages_of(n, bt_rt_expected_tokens(c, s));
         n->own_pages += l->pages;
     }
+}
+
+static void send_cancel(struct bt_rt_core *c, uint64_t session, const struct bt_ticket *t,
+                        bool keep)
+{
+    struct bt_rt_action *a = bt_rt_act(c, BT_RT_SEND);
+
+    a->session = session;
+    a->send.kind = BT_FROM_ROUTER_CANCEL;
+    a->send.cancel.ticket = *t;
+    a->send.cancel.keep = keep;
 }
 
 void bt_rt_leg_end(struct bt_rt_core *c, struct rt_seq *s, enum bt_role role, bool cancel)
@@ -94,11 +106,7 @@ void bt_rt_leg_end(struct bt_rt_core *c, struct rt_seq *s, enum bt_role role, bo
     unhold(n, l);
     c->n_freed++;
     if (cancel) {
-        struct bt_rt_action *a = bt_rt_act(c, BT_RT_SEND);
-
-        a->session = n->session;
-        a->send.kind = BT_FROM_ROUTER_CANCEL;
-        a->send.cancel.ticket = s->head.ticket;
+        send_cancel(c, n->session, &s->head.ticket, false);
     }
 }
 
@@ -109,10 +117,45 @@ void bt_rt_attempt_cancel(struct bt_rt_core *c, struct rt_seq *s)
     bt_ticket_table_forget(&c->seqs, s);
 }
 
+/* ---- what a prefill node keeps ---- */
+
+void bt_rt_kept_drop(struct bt_rt_core *c, struct rt_seq *s)
+{
+    if (bt_rt_node(c, s->kept.session) != NULL) {
+        send_cancel(c, s->kept.session, &s->kept.ticket, false);
+    }
+    s->kept.session = 0;
+}
+
+/* Only the decode side failed, before the decode node had begun: the prefill node keeps what it has computed, or goes on
+ * computing it. told: it has said so itself. */
+static void keep_prefill(struct bt_rt_core *c, struct rt_seq *s, bool told)
+{
+    const struct rt_node *p = bt_rt_node(c, s->leg[BT_ROLE_PREFILL].session);
+    bool refused = s->reason == BT_ATTEMPT_REFUSED || s->reason == BT_ATTEMPT_DRAINING;
+
+    if (p == NULL || !s->leg[BT_ROLE_PREFILL].live || s->decode_began || bt_rt_wants_prompt(s) ||
+        s->reason == BT_ATTEMPT_INVALID || s->reason == BT_ATTEMPT_INTERNAL) {
+        return;
+    }
+    s->resends += !refused;
+    s->kept.session = p->session;
+    s->kept.ticket = s->head.ticket;
+    s->kept.computed = s->prefill_answered;
+    if (!told) {
+        send_cancel(c, p->session, &s->head.ticket, true);
+    }
+    bt_rt_leg_end(c, s, BT_ROLE_PREFILL, false);
+    if (p->draining || s->resends > RESENDS_MAX) {
+        bt_rt_kept_drop(c, s);
+    }
+}
+
 /* ---- start ---- */
 
-static void send_submit(struct bt_rt_core *c, const struct rt_seq *s, const struct rt_node *to,
-                        const struct rt_node *peer, bool computes)
+static struct bt_msg_submit *send_submit(struct bt_rt_core *c, const struct rt_seq *s,
+                                         const struct rt_node *to, const struct rt_node *peer,
+                                         bool computes)
 {
     struct bt_rt_action *a = bt_rt_act(c, BT_RT_SEND);
 
@@ -130,6 +173,40 @@ static void send_submit(struct bt_rt_core *c, const struct rt_seq *s, const stru
         .peer_instance = peer != NULL ? peer->hello.instance : 0,
         .peer_address = peer != NULL ? peer->hello.transfer_address : "",
     };
+    return &a->send.submit;
+}
+
+/* Prefill leg: a node that keeps the prompt gets it as what replaces the last attempt. */
+static void submit_prefill(struct bt_rt_core *c, struct rt_seq *s, const struct rt_pair *pair)
+{
+    struct rt_node *p = pair->prefill;
+    bool again = s->kept.session != 0 && s->kept.session == p->session;
+
+    if (!again) {
+        bt_rt_kept_drop(c, s);
+    }
+    leg_begin(c, s, BT_ROLE_PREFILL, p, again && s->kept.computed ? 1 : s->n_tokens - p->credit);
+    struct bt_msg_submit *m = send_submit(c, s, p, pair->decode, true);
+
+    m->has_replaces = again;
+    m->replaces = s->kept.ticket;
+    s->kept.session = 0;
+}
+
+static void submit_legs(struct bt_rt_core *c, struct rt_seq *s, const struct rt_pair *pair,
+                        bool local)
+{
+    struct rt_node *d = pair->decode;
+
+    if (local) {
+        bt_rt_kept_drop(c, s);
+    } else {
+        submit_prefill(c, s, pair);
+    }
+    if (d != NULL) {
+        leg_begin(c, s, BT_ROLE_DECODE, d, local ? s->n_tokens - d->credit : 0);
+        (void)send_submit(c, s, d, local ? NULL : pair->prefill, local);
+    }
 }
 
 bool bt_rt_resolve(struct bt_rt_core *c, struct rt_seq *s)
@@ -205,14 +282,7 @@ enum rt_dispatch bt_rt_attempt_start(struct bt_rt_core *c, uint64_t now, struct 
     memcpy(s->info.attempt.prefill_name, s->prefill_name, sizeof s->prefill_name);
     memcpy(s->info.attempt.decode_name, s->decode_name, sizeof s->decode_name);
     s->leg[BT_ROLE_PREFILL] = s->leg[BT_ROLE_DECODE] = (struct rt_leg){0};
-    if (!local) {
-        leg_begin(c, s, BT_ROLE_PREFILL, pair.prefill, true);
-        send_submit(c, s, pair.prefill, pair.decode, true);
-    }
-    if (pair.decode != NULL) {
-        leg_begin(c, s, BT_ROLE_DECODE, pair.decode, local);
-        send_submit(c, s, pair.decode, local ? NULL : pair.prefill, local);
-    }
+    submit_legs(c, s, &pair, local);
     c->stats.attempts++;
     c->stats.local += local;
     c->stats.migrated += s->info.n_attempts > 0 && s->reason != BT_ATTEMPT_REFUSED;
@@ -245,16 +315,19 @@ static void avoid(struct rt_seq *s, const struct rt_node *n, uint32_t weight)
     s->avoid[at].weight += weight;
 }
 
-/* A prefill node also reports what its decode node did: then both are avoided a little. One that is
- * gone needs no blame. */
+/* A prefill node also reports what its decode node did: it keeps the prompt, then. If it does not, both are avoided a
+ * little. One that is gone needs no blame. */
 static void blame(struct bt_rt_core *c, struct rt_seq *s, enum bt_role role)
 {
     struct rt_node *p = bt_rt_node(c, s->leg[BT_ROLE_PREFILL].session);
     struct rt_node *d = bt_rt_node(c, s->leg[BT_ROLE_DECODE].session);
 
     s->prefer = 0;
-    if (role == BT_ROLE_DECODE) {
+    if (role == BT_ROLE_DECODE || s->told_kept) {
         avoid(s, d, AVOID_REPORTER);
+        if (s->resends >= RESENDS_MAX) {
+            avoid(s, p, AVOID_REPORTER);
+        }
         s->prefer = p != NULL && s->prefill_answered ? p->hello.instance : 0;
     } else if (p != NULL && s->reason != BT_ATTEMPT_DRAINING) {
         avoid(s, p, d == NULL ? AVOID_REPORTER : AVOID_OTHER);
@@ -322,6 +395,10 @@ void bt_rt_attempt_failed(struct bt_rt_core *c, uint64_t now, struct rt_seq *s, 
     s->reason = reason;
     remember(s, now);
     blame(c, s, role);
+    if (role == BT_ROLE_DECODE || s->told_kept) {
+        keep_prefill(c, s, s->told_kept);
+    }
+    s->told_kept = false;
     bt_rt_leg_end(c, s, role, false);
     bt_rt_attempt_cancel(c, s);
     if (reason == BT_ATTEMPT_REFUSED) {
@@ -433,7 +510,7 @@ static bool accept(struct bt_rt_core *c, struct rt_seq *s, const struct bt_sampl
         d->own_pages += more;
     }
     bt_adm_charge(&c->adm, s->turn.key, n);
-    s->failures = s->refusals = s->drains = 0;
+    s->failures = s->refusals = s->drains = s->resends = 0;
     return true;
 }
 
@@ -553,7 +630,8 @@ static struct rt_seq *seq_of(struct bt_rt_core *c, const struct rt_node *n,
     return s;
 }
 
-static void take_stats(struct rt_seq *s, enum bt_role role, const struct bt_msg_output *o)
+static void take_stats(struct bt_rt_core *c, struct rt_seq *s, enum bt_role role,
+                       const struct bt_msg_output *o)
 {
     if (!o->has_stats) {
         return;
@@ -566,6 +644,7 @@ static void take_stats(struct rt_seq *s, enum bt_role role, const struct bt_msg_
     if (role == BT_ROLE_DECODE && !s->info.attempt.local) {
         return;
     }
+    c->stats.resent += o->stats.resent && !s->prefill_answered;
     s->info.attempt.has_prefill = true;
     s->info.attempt.prefill = o->stats;
     if (!s->info.has_prefill) {
@@ -587,7 +666,7 @@ void bt_rt_on_output(struct bt_rt_core *c, uint64_t now, struct rt_node *n,
     uint32_t produced = bt_rt_produced(s);
     uint32_t prompt_next = s->prompt_next;
 
-    take_stats(s, role, o);
+    take_stats(c, s, role, o);
     take_prompt_logprobs(c, s, o);
     n->caches = n->caches || (o->has_stats && o->stats.cached_tokens > 0);
     if ((role == BT_ROLE_PREFILL || s->info.attempt.local) && o->n_tokens > 0) {
@@ -641,7 +720,8 @@ void bt_rt_leg_lost(struct bt_rt_core *c, uint64_t now, struct rt_seq *s, enum b
         bt_rt_attempt_failed(c, now, s, role, reason, text);
         return;
     }
-    bt_rt_leg_end(c, s, role, false);
+    bt_rt_leg_end(c, s, role, s->told_kept); /* nobody wants what it keeps */
+    s->told_kept = false;
     if (s->finish != 0 && !bt_rt_wants_prompt(s)) {
         bt_rt_attempt_finish(c, s);
     }
@@ -654,6 +734,7 @@ void bt_rt_on_attempt_end(struct bt_rt_core *c, uint64_t now, struct rt_node *n,
     enum bt_role role = n->hello.role;
 
     if (s != NULL) {
+        s->told_kept = m->kept && role == BT_ROLE_PREFILL;
         bt_rt_leg_lost(c, now, s, role, m->reason,
                        bt_rt_say(c, "%s node %s: %s", bt_role_name(role), n->hello.name, m->text));
     }

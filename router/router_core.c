@@ -245,6 +245,7 @@ void bt_rt_seq_end(struct bt_rt_core *c, struct rt_seq *s, enum bt_rt_end_kind k
                    uint32_t finish, const char *text)
 {
     bt_rt_attempt_cancel(c, s);
+    bt_rt_kept_drop(c, s);
     struct bt_rt_action *a = bt_rt_act(c, BT_RT_END);
 
     a->seq = s->head.id;
@@ -363,6 +364,7 @@ void bt_rt_seq_cancel(struct bt_rt_core *c, uint64_t now, uint64_t seq)
         return;
     }
     bt_rt_attempt_cancel(c, s);
+    bt_rt_kept_drop(c, s);
     seq_over(c, s);
     bt_rt_pump(c, now);
 }
@@ -412,7 +414,7 @@ void bt_rt_pump(struct bt_rt_core *c, uint64_t now)
     bt_adm_rewind(&c->adm);
     for (unsigned n = 0; n < SCAN_MAX && !short_full && (it = bt_adm_next(&c->adm)) != NULL; n++) {
         struct rt_seq *s = seq_of_turn(it);
-        bool is_short = it->tokens <= BT_ADM_SHORT;
+        bool is_short = it->tokens <= BT_ADM_SHORT || s->kept.session != 0;
 
         if ((decode_full && bt_rt_wants_decode(s)) || (long_full && !is_short) ||
             !may_try(c, s, now)) {

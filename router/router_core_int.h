@@ -88,6 +88,15 @@ struct rt_seq {
     uint64_t *chain; /* [n_chain] keys of the prompt's blocks, see router_affinity.c */
     uint32_t n_chain;
     uint64_t prefer; /* prefill instance that has computed the prompt already; 0: none */
+    /* The prefill leg of the last attempt, if only its decode side failed: that node keeps what it computed for the
+     * next attempt, for a while. */
+    struct {
+        uint64_t session; /* 0: nothing is kept */
+        struct bt_ticket ticket;
+        bool computed; /* the whole prompt */
+    } kept;
+    uint32_t resends; /* in a row that failed, but for refusals */
+    bool told_kept;   /* the prefill node says so in the report that is being handled */
     /* the attempt */
     struct rt_leg leg[2]; /* by enum bt_role */
     bool decode_began, prefill_answered;
@@ -148,7 +157,8 @@ static inline uint32_t bt_rt_produced(const struct rt_seq *s)
 static inline bool bt_rt_wants_decode(const struct rt_seq *s)
 {
     return s->finish == 0 &&
-           (s->sampling.max_tokens == 0 || s->sampling.max_tokens - bt_rt_produced(s) > 1);
+           (s->sampling.max_tokens == 0 || s->sampling.max_tokens - bt_rt_produced(s) > 1 ||
+            s->kept.session != 0); /* a decode node makes the last token from what is kept */
 }
 
 /* Log-probabilities of the prompt are still to come: the prefill leg is needed, even when the answer
@@ -205,6 +215,7 @@ bool bt_rt_resolve(struct bt_rt_core *c, struct rt_seq *s);
 /* It can never run here: longer than the context. */
 bool bt_rt_too_long(const struct bt_rt_core *c, uint32_t n_prompt, uint32_t max_tokens);
 void bt_rt_attempt_cancel(struct bt_rt_core *c, struct rt_seq *s); /* both legs */
+void bt_rt_kept_drop(struct bt_rt_core *c, struct rt_seq *s);      /* nobody wants it any more */
 /* The leg of that role will say nothing any more; false cancel: it knows. */
 void bt_rt_leg_end(struct bt_rt_core *c, struct rt_seq *s, enum bt_role role, bool cancel);
 void bt_rt_attempt_failed(struct bt_rt_core *c, uint64_t now, struct rt_seq *s, enum bt_role role,

@@ -202,6 +202,7 @@ static bool has_room(const struct rt_node *d, uint64_t tokens)
 
 struct choice {
     struct rt_pair pair; /* prefill NULL: none */
+    bool kept;           /* the prefill node has kept the prompt: before all others */
     uint32_t penalty;
     uint64_t cost;
 };
@@ -214,11 +215,18 @@ struct search {
     bool any;           /* there are pairs */
     uint32_t n_prefill; /* prefill nodes */
 };
+
+static bool is_better(const struct choice *x, const struct choice *than)
+{
+    return x->kept != than->kept         ? x->kept
+           : x->penalty != than->penalty ? x->penalty < than->penalty
+                                         : x->cost < than->cost;
+}
+
 /* Of equals the first, so that the rotated search decides. */
 static void keep_better(struct choice *best, const struct choice *x)
 {
-    if (best->pair.prefill == NULL || x->penalty < best->penalty ||
-        (x->penalty == best->penalty && x->cost < best->cost)) {
+    if (best->pair.prefill == NULL || is_better(x, best)) {
         *best = *x;
     }
 }
@@ -227,6 +235,7 @@ static void consider(struct bt_rt_core *c, struct search *x, const struct rt_seq
                      const struct rt_pair *pair, uint64_t tokens)
 {
     const struct rt_node *p = pair->prefill, *d = pair->decode;
+    bool kept = s->kept.session != 0 && s->kept.session == p->session;
     uint32_t pen = penalty(s, p) + (d != NULL && d != p ? penalty(s, d) : 0);
     /* The node that has computed the prompt before probably still has it. */
     uint64_t work =
@@ -236,13 +245,14 @@ static void consider(struct bt_rt_core *c, struct search *x, const struct rt_seq
     if (d != NULL && !has_room(d, tokens)) {
         return;
     }
-    struct choice y = {*pair, pen, work_ns(c, p, work) + (d != NULL ? decode_cost(d, tokens) : 0)};
+    struct choice y = {*pair, kept, pen,
+                       work_ns(c, p, work) + (d != NULL ? decode_cost(d, tokens) : 0)};
 
     uint64_t ns = work_ns(c, p, bt_rt_work_at(p));
 
     x->least_ns = ns < x->least_ns ? ns : x->least_ns;
     keep_better(&x->best, &y);
-    if (takes_more(c, p, s->n_tokens)) {
+    if (kept || takes_more(c, p, s->n_tokens)) {
         keep_better(&x->open, &y);
     }
 }
@@ -326,7 +336,7 @@ static bool goes_local(const struct bt_rt_core *c, uint64_t now, const struct rt
 {
     const struct rt_node *d = x->local.pair.decode;
 
-    return d != NULL && x->best.pair.prefill != NULL && bt_rt_wants_decode(s) &&
+    return d != NULL && x->best.pair.prefill != NULL && !x->best.kept && bt_rt_wants_decode(s) &&
            x->local.penalty <= x->best.penalty &&
            bt_rt_local_better(c, now, s, d, x->best.pair.prefill, x->n_prefill);
 }

@@ -372,7 +372,7 @@ const struct bt_pages *bt_batch_pages(const struct bt_batch *b, uint32_t group)
 
 struct bt_batch_load bt_batch_load(const struct bt_batch *b)
 {
-    struct bt_batch_load l = {0};
+    struct bt_batch_load l = {.pages_short = b->pages_short};
 
     for (uint32_t i = 0; i < b->n_order; i++) {
         const struct bt_batch_seq *s = &b->seqs[b->order[i]];

@@ -121,6 +121,7 @@ struct bt_batch_load {
     uint32_t n_waiting, n_running, n_held,
         n_landing;           /* prefilling, ready and decoding ones run; finished ones are held */
     uint64_t waiting_tokens; /* prompt tokens still to be computed */
+    bool pages_short;        /* in the last plan a prompt did not get its pages */
 };
 
 /* BT_ERR_NOMEM. Option values outside their ranges are bugs. */

@@ -21,6 +21,7 @@ struct bt_batch {
 
     uint64_t head_id;     /* the oldest prompt of the last plan */
     uint32_t n_overtakes; /* younger ones started while it waited for pages */
+    bool pages_short;     /* a prompt of the last plan did not get its pages */
 
     bool in_step; /* between plan and commit */
     struct bt_batch_span *spans;

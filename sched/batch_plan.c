@@ -211,6 +211,7 @@ static void plan_prompts(struct bt_batch *b)
     if (!room.head_blocked) {
         give(b, room.head, room.tokens, room.rows, &room);
     }
+    b->pages_short = room.head_blocked || room.pages_out;
 }
 
 void bt_batch_plan(struct bt_batch *b, struct bt_batch_plan *plan)
@@ -219,6 +220,7 @@ void bt_batch_plan(struct bt_batch *b, struct bt_batch_plan *plan)
     b->n_spans = 0;
     b->n_started = 0;
     b->n_preempted = 0;
+    b->pages_short = false;
     for (uint32_t i = 0; i < b->opts.max_seqs; i++) {
         b->planned[i] = 0;
     }

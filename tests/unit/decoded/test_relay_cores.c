@@ -13,7 +13,9 @@
 #define PAGE       4
 #define MAX_JOBS   32
 #define MAX_MSGS   8192
+#define MAX_TRIES  512
 #define CONN       77
+#define KEEP_NS    500000
 #define P_INSTANCE 11
 #define D_INSTANCE 22
 
@@ -41,10 +43,21 @@ struct flight {
     struct bt_control ctrl;
     struct bt_ticket ticket;
     uint32_t a, b, n;
+    bool keep;
+};
+
+/* One attempt of a request, as its router made it. */
+struct
+try {
+    uint32_t request;
+    bool known;   /* its submit has the first token */
+    bool over;    /* the router has given it up */
+    int replaces; /* attempt before, or -1 */
 };
 
 struct engine_job {
     uint64_t job; /* 0: unknown */
+    uint32_t request;
     uint32_t n_tokens, layer, chunk_end, max_tokens;
     bool cancelled;
 };
@@ -71,9 +84,15 @@ struct world {
     bool no_pages; /* D has none */
     bool cache;    /* both engines find some first pages in theirs */
     uint32_t token0_finish;
+    uint64_t conn;                       /* of the two nodes */
+    uint32_t refusals;                   /* of leases, to come */
+    bool retry;                          /* the router tries again */
+    struct bt_ticket tickets[MAX_TRIES]; /* by attempt; the first ones are those of the requests */
+    struct try tries[MAX_TRIES];
+    uint32_t n_tries;
     /* results per request */
-    struct bt_ticket tickets[MAX_JOBS];
     uint32_t n_requests, n_tokens_of[MAX_JOBS], max_tokens_of[MAX_JOBS];
+    uint32_t computed[MAX_JOBS], told_tokens[MAX_JOBS];
     uint32_t p_outputs[MAX_JOBS], d_outputs[MAX_JOBS], ended[MAX_JOBS], finished[MAX_JOBS];
     uint32_t drained[MAX_JOBS]; /* of `ended`: with that reason */
     bool cancelled[MAX_JOBS];
@@ -88,15 +107,20 @@ static uint32_t rnd(struct world *w, uint32_t n)
     return (w->seed >> 8) % n;
 }
 
-static uint32_t request_of(const struct world *w, const struct bt_ticket *t)
+static uint32_t try_of(const struct world *w, const struct bt_ticket *t)
 {
-    for (uint32_t i = 0; i < w->n_requests; i++) {
+    for (uint32_t i = 0; i < w->n_tries; i++) {
         if (bt_ticket_equal(&w->tickets[i], t)) {
             return i;
         }
     }
     BT_ASSERT(false);
     return 0;
+}
+
+static uint32_t request_of(const struct world *w, const struct bt_ticket *t)
+{
+    return w->tries[try_of(w, t)].request;
 }
 
 static struct flight *fly(struct world *w, enum what what)
@@ -129,6 +153,45 @@ static struct landing *land_find(struct world *w, const struct bt_ticket *t, uin
     return NULL;
 }
 
+static void add_try(struct world *w, uint32_t request, int replaces)
+{
+    uint32_t i = w->n_tries++;
+
+    BT_ASSERT(i < MAX_TRIES);
+    for (int k = 0; k < BT_TICKET_BYTES; k++) {
+        w->tickets[i].b[k] = (uint8_t)rnd(w, 256);
+    }
+    w->tries[i] =
+        (struct try){.request = request, .known = w->p_outputs[request] > 0, .replaces = replaces};
+    fly(w, W_P_SUBMIT)->a = i;
+    fly(w, W_D_SUBMIT)->a = i;
+}
+
+/* What the router does: the other leg is cancelled; P's is kept, and the next attempt follows. */
+static void router_hears_end(struct world *w, const struct bt_msg_attempt_end *e, bool from_p)
+{
+    uint32_t i = try_of(w, &e->ticket), r = w->tries[i].request;
+
+    if (w->retry && (w->tries[i].over || (from_p && w->d_outputs[r] > 0))) {
+        return; /* too late, or P's part was done */
+    }
+    w->ended[r]++;
+    w->drained[r] += e->reason == BT_ATTEMPT_DRAINING;
+    CHECK(from_p || !e->kept);
+    if (!from_p) {
+        struct flight *f = fly(w, W_P_CANCEL);
+
+        f->ticket = e->ticket;
+        f->keep = w->retry && w->d_outputs[r] == 0;
+    } else {
+        fly(w, W_D_CANCEL)->ticket = e->ticket;
+    }
+    if (w->retry) {
+        w->tries[i].over = true;
+        add_try(w, r, !from_p || e->kept ? (int)i : -1);
+    }
+}
+
 /* ---- actions ---- */
 
 static void run_p(struct world *w);
@@ -152,7 +215,9 @@ static void do_p(struct world *w, const struct bt_pf_action *a)
     case BT_PF_ENGINE_SUBMIT:
         e = engine_find(w->pe, 0);
         BT_ASSERT(e != NULL);
-        *e = (struct engine_job){.job = a->job, .n_tokens = (uint32_t)a->submit->n_tokens};
+        *e = (struct engine_job){.job = a->job,
+                                 .request = request_of(w, &a->submit->ticket),
+                                 .n_tokens = (uint32_t)a->submit->n_tokens};
         fly(w, W_STARTED)->job = a->job;
         break;
     case BT_PF_ENGINE_CANCEL:
@@ -178,25 +243,31 @@ static void do_p(struct world *w, const struct bt_pf_action *a)
         break;
     }
     case BT_PF_CONTROL: {
-        CHECK_EQ(a->peer, CONN);
+        CHECK_EQ(a->peer, w->conn);
         struct flight *f = fly(w, W_D_CTRL);
 
         f->ctrl = a->control;
         break;
     }
-    case BT_PF_OUTPUT:
-        w->p_outputs[request_of(w, &a->output.ticket)]++;
-        w->finished[request_of(w, &a->output.ticket)] += a->output.finish != 0;
+    case BT_PF_OUTPUT: {
+        uint32_t r = request_of(w, &a->output.ticket);
+
+        w->p_outputs[r]++;
+        w->finished[r] += a->output.finish != 0;
         CHECK_EQ(a->output.tokens[0].token, 100);
-        w->p_cached[request_of(w, &a->output.ticket)] = a->output.stats.cached_tokens;
-        CHECK_EQ(a->output.stats.cached_tokens + a->output.stats.prefill_tokens,
-                 w->n_tokens_of[request_of(w, &a->output.ticket)]);
+        CHECK_EQ(a->output.index, 0);
+        w->p_cached[r] += a->output.stats.cached_tokens;
+        w->told_tokens[r] += a->output.stats.cached_tokens + a->output.stats.prefill_tokens;
+        CHECK(w->told_tokens[r] == w->n_tokens_of[r]);
+        break;
+    }
+    case BT_PF_ADOPTED:
+        CHECK(engine_find(w->pe, a->job) != NULL);
+        CHECK(w->tries[try_of(w, &a->ticket)].replaces >= 0);
         break;
     case BT_PF_ATTEMPT_END:
         CHECK(strcmp(a->request_id, "r") == 0);
-        w->ended[request_of(w, &a->end.ticket)]++;
-        w->drained[request_of(w, &a->end.ticket)] += a->end.reason == BT_ATTEMPT_DRAINING;
-        fly(w, W_D_CANCEL)->ticket = a->end.ticket; /* what the router does */
+        router_hears_end(w, &a->end, true);
         break;
     case BT_PF_PUSH_CANCEL:
     case BT_PF_CONNECT:
@@ -271,7 +342,6 @@ static void do_d(struct world *w, const struct bt_dc_action *a)
         break;
     }
     case BT_DC_CONTROL:
-        CHECK_EQ(a->peer, CONN);
         fly(w, W_P_CTRL)->ctrl = a->control;
         break;
     case BT_DC_OUTPUT: {
@@ -287,9 +357,7 @@ static void do_d(struct world *w, const struct bt_dc_action *a)
     }
     case BT_DC_ATTEMPT_END:
         CHECK(strcmp(a->request_id, "r") == 0);
-        w->ended[request_of(w, &a->end.ticket)]++;
-        w->drained[request_of(w, &a->end.ticket)] += a->end.reason == BT_ATTEMPT_DRAINING;
-        fly(w, W_P_CANCEL)->ticket = a->end.ticket;
+        router_hears_end(w, &a->end, false);
         break;
     case BT_DC_ENGINE_QUARANTINE:
     case BT_DC_ENGINE_CANCEL:
@@ -349,6 +417,7 @@ static void deliver_engine_p(struct world *w, const struct flight *f)
     uint32_t n_pages = (e->n_tokens + PAGE - 1) / PAGE;
 
     if (f->what == W_STARTED) {
+        w->computed[e->request]++;
         bt_pf_on_engine_started(w->p, w->now, f->job);
         run_p(w);
         if (w->cache) {
@@ -389,7 +458,10 @@ static void deliver_engine_d(struct world *w, const struct flight *f)
     if (e == NULL) {
         return;
     }
-    if (f->what == W_LANDED && w->no_pages) {
+    bool refused = w->no_pages || (w->refusals > 0 && rnd(w, 2) == 0);
+
+    if (f->what == W_LANDED && refused) {
+        w->refusals -= w->refusals > 0;
         *e = (struct engine_job){0};
         bt_dc_on_engine_failed(w->d, w->now, f->job, BT_ERR_BUSY, "no pages");
     } else if (f->what == W_LANDED) {
@@ -421,17 +493,19 @@ static void deliver_push(struct world *w, const struct flight *f)
         land_check(w, l);
     }
     w->pushed_after_release += engine_find(w->pe, f->job) == NULL;
-    bt_pf_on_pushed(w->p, w->now, f->job, BT_OK);
+    bt_pf_on_pushed(w->p, w->now, f->job, &f->ticket, BT_OK);
     run_p(w);
 }
 
-static void submit(struct world *w, uint32_t r, bool to_p)
+static void submit(struct world *w, uint32_t i, bool to_p)
 {
     uint32_t tokens[256] = {0};
+    const struct try *y = &w->tries[i];
+    uint32_t r = y->request;
     struct bt_msg_submit s = {
-        .ticket = w->tickets[r],
+        .ticket = w->tickets[i],
         .request_id = "r",
-        .n_tokens = w->n_tokens_of[r],
+        .n_tokens = w->n_tokens_of[r] + y->known,
         .tokens = tokens,
         .n_prompt = w->n_tokens_of[r],
         .sampling = {.max_tokens = w->max_tokens_of[r], .top_p = 1},
@@ -439,6 +513,11 @@ static void submit(struct world *w, uint32_t r, bool to_p)
         .peer_address = "d",
     };
 
+    tokens[w->n_tokens_of[r]] = 100;
+    if (to_p && y->replaces >= 0) {
+        s.has_replaces = true;
+        s.replaces = w->tickets[y->replaces];
+    }
     if (to_p) {
         bt_pf_on_submit(w->p, w->now, 0, &s);
         run_p(w);
@@ -452,11 +531,11 @@ static void deliver(struct world *w, const struct flight *f)
 {
     switch (f->what) {
     case W_P_CTRL:
-        bt_pf_on_control(w->p, w->now, CONN, &f->ctrl);
+        bt_pf_on_control(w->p, w->now, w->conn, &f->ctrl);
         run_p(w);
         break;
     case W_D_CTRL:
-        bt_dc_on_control(w->d, w->now, CONN, &f->ctrl);
+        bt_dc_on_control(w->d, w->now, w->conn, &f->ctrl);
         run_d(w);
         break;
     case W_P_SUBMIT:
@@ -464,7 +543,7 @@ static void deliver(struct world *w, const struct flight *f)
         submit(w, f->a, f->what == W_P_SUBMIT);
         break;
     case W_P_CANCEL:
-        bt_pf_on_cancel(w->p, w->now, 0, &f->ticket);
+        bt_pf_on_cancel(w->p, w->now, 0, &f->ticket, f->keep);
         run_p(w);
         break;
     case W_D_CANCEL:
@@ -491,20 +570,36 @@ static void deliver(struct world *w, const struct flight *f)
     }
 }
 
-/* Messages of the router to one node keep their order; everything else may be delivered in any
- * order. */
+/* What has to come before message i: the submit of a ticket before its cancel, both of an attempt before the one that
+ * replaces it. Messages of the router to one node keep their order; everything else may be delivered in any order. */
+static bool comes_before(const struct world *w, size_t k, size_t i)
+{
+    const struct flight *x = &w->msgs[k], *y = &w->msgs[i];
+    bool x_submit = x->what == W_P_SUBMIT || x->what == W_D_SUBMIT;
+    bool to_p = y->what == W_P_SUBMIT || y->what == W_P_CANCEL;
+    const struct bt_ticket *t;
+
+    if (y->what == W_P_CANCEL || y->what == W_D_CANCEL) {
+        t = &y->ticket;
+    } else if (y->what == W_P_SUBMIT && w->tries[y->a].replaces >= 0) {
+        t = &w->tickets[w->tries[y->a].replaces];
+    } else {
+        return false;
+    }
+    return k != i && (x->what == W_P_SUBMIT || x->what == W_P_CANCEL) == to_p &&
+           (x_submit
+                ? bt_ticket_equal(&w->tickets[x->a], t)
+                : y->what == W_P_SUBMIT && x->what == W_P_CANCEL && bt_ticket_equal(&x->ticket, t));
+}
+
 static size_t pick(struct world *w)
 {
     size_t i = rnd(w, (uint32_t)w->n);
-    bool cancel = w->msgs[i].what == W_P_CANCEL || w->msgs[i].what == W_D_CANCEL;
 
-    for (size_t k = 0; cancel && k < w->n; k++) {
-        bool same_leg = (w->msgs[k].what == W_P_SUBMIT) == (w->msgs[i].what == W_P_CANCEL);
-        bool submit_msg = w->msgs[k].what == W_P_SUBMIT || w->msgs[k].what == W_D_SUBMIT;
-
-        if (submit_msg && same_leg &&
-            bt_ticket_equal(&w->tickets[w->msgs[k].a], &w->msgs[i].ticket)) {
-            return k;
+    for (size_t k = 0; k < w->n; k++) {
+        if (comes_before(w, k, i)) {
+            i = k;
+            k = (size_t)-1;
         }
     }
     return i;
@@ -515,6 +610,7 @@ static void world_start_with_window(struct world *w, unsigned seed, uint32_t win
     memset(w, 0, sizeof *w);
     w->seed = seed;
     w->now = 1000;
+    w->conn = CONN;
     struct bt_pf_opts po = {.max_jobs = MAX_JOBS,
                             .peers_max = 4,
                             .n_groups = 1,
@@ -523,7 +619,8 @@ static void world_start_with_window(struct world *w, unsigned seed, uint32_t win
                             .page_tokens = PAGE,
                             .reconnect_ns = 100,
                             .unreachable_ns = 1000000,
-                            .grant_ns = 1000000};
+                            .grant_ns = 1000000,
+                            .keep_ns = KEEP_NS};
     struct bt_dc_opts dopts = {.max_jobs = MAX_JOBS,
                                .parked_max = 8,
                                .n_groups = 1,
@@ -550,13 +647,9 @@ static void add_request(struct world *w, uint32_t n_tokens, uint32_t max_tokens)
 {
     uint32_t r = w->n_requests++;
 
-    for (int i = 0; i < BT_TICKET_BYTES; i++) {
-        w->tickets[r].b[i] = (uint8_t)rnd(w, 256);
-    }
     w->n_tokens_of[r] = n_tokens;
     w->max_tokens_of[r] = max_tokens;
-    fly(w, W_P_SUBMIT)->a = r;
-    fly(w, W_D_SUBMIT)->a = r;
+    add_try(w, r, -1);
 }
 
 static void world_run(struct world *w)
@@ -571,15 +664,17 @@ static void world_run(struct world *w)
         deliver(w, &f);
     }
     CHECK_EQ(w->n, 0);
-    w->now += 10000000; /* every deadline passes */
-    bt_pf_on_tick(w->p, w->now);
-    run_p(w);
-    bt_dc_on_tick(w->d, w->now);
-    run_d(w);
-    while (w->n > 0) {
-        struct flight f = w->msgs[--w->n];
+    for (int i = 0; i < 2; i++) { /* a job that loses its decode side is kept for a while */
+        w->now += 10000000;       /* every deadline passes */
+        bt_pf_on_tick(w->p, w->now);
+        run_p(w);
+        bt_dc_on_tick(w->d, w->now);
+        run_d(w);
+        while (w->n > 0) {
+            struct flight f = w->msgs[--w->n];
 
-        deliver(w, &f);
+            deliver(w, &f);
+        }
     }
 }
 
@@ -597,6 +692,19 @@ static void world_check_idle(struct world *w)
     CHECK_EQ(bt_dc_core_jobs(w->d), 0);
     bt_pf_core_destroy(w->p);
     bt_dc_core_destroy(w->d);
+}
+
+/* Until somewhere in the middle. */
+static void world_run_some(struct world *w)
+{
+    for (uint32_t i = 0; i < 20 + rnd(w, 60) && w->n > 0; i++) {
+        size_t k = pick(w);
+        struct flight f = w->msgs[k];
+
+        memmove(&w->msgs[k], &w->msgs[k + 1], (w->n - k - 1) * sizeof f);
+        w->n--;
+        deliver(w, &f);
+    }
 }
 
 /* ---- cases ---- */
@@ -698,6 +806,152 @@ static void test_token0_ends(unsigned seed)
     world_check_idle(&w);
 }
 
+/* D refuses, gives landings up, and loses its connection, all before `done`: each prompt is computed once, and its answer is
+ * whole. */
+static void reset_connection(struct world *w)
+{
+    bt_pf_on_peer_down(w->p, w->now, w->conn, "test");
+    run_p(w);
+    bt_dc_on_peer_down(w->d, w->now, w->conn, "test");
+    run_d(w);
+    for (size_t i = 0; i < w->n;) {
+        if (w->msgs[i].what == W_P_CTRL || w->msgs[i].what == W_D_CTRL) {
+            w->msgs[i] = w->msgs[--w->n];
+            continue;
+        }
+        w->msgs[i].generation = w->msgs[i].what == W_PUSHED ? 0 : w->msgs[i].generation;
+        i++;
+    }
+    w->now += 200; /* the first pause */
+    w->conn++;
+    bt_pf_on_tick(w->p, w->now);
+    bt_pf_on_connecting(w->p, w->now, D_INSTANCE, w->conn);
+    bt_pf_on_peer_up(w->p, w->now, w->conn);
+    run_p(w);
+}
+
+static void test_resend(unsigned seed)
+{
+    static struct world w;
+    uint32_t resets;
+
+    world_start(&w, seed);
+    w.retry = true;
+    w.refusals = rnd(&w, 6);
+    resets = rnd(&w, 3);
+    for (uint32_t i = 0; i < 4; i++) {
+        add_request(&w, 1 + rnd(&w, 40), 2 + rnd(&w, 5));
+    }
+    for (uint32_t i = 0; i < resets; i++) {
+        world_run_some(&w);
+        reset_connection(&w);
+    }
+    world_run(&w);
+    for (uint32_t r = 0; r < 4; r++) {
+        CHECK_EQ(w.computed[r], 1);
+        CHECK_EQ(w.finished[r], 1);
+        CHECK_EQ(w.d_outputs[r], w.max_tokens_of[r]);
+        CHECK_EQ(w.told_tokens[r], w.n_tokens_of[r]);
+    }
+    CHECK_EQ(bt_pf_core_kept(w.p), 0);
+    world_check_idle(&w);
+}
+
+static void p_control(struct world *w, enum bt_control_kind kind, uint64_t generation);
+
+static bool has_action(const struct world *w, enum bt_pf_action_kind kind)
+{
+    const struct bt_pf_actions *list = bt_pf_core_actions(w->p);
+
+    for (size_t i = 0; i < list->n; i++) {
+        if (list->items[i].kind == kind) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* What is kept makes room for those that need it: pages, then jobs; late messages of its attempt find nothing. */
+static void test_kept_goes_first(void)
+{
+    static struct world w;
+    uint64_t stale;
+
+    world_start(&w, 1);
+    for (uint32_t i = 0; i < MAX_JOBS; i++) {
+        add_request(&w, 8, 4);
+        submit(&w, i, true);
+    }
+    w.n = 0;
+    for (uint32_t i = 0; i < 3; i++) { /* two of them have begun, one after the other */
+        if (i < 2) {
+            bt_pf_on_engine_started(w.p, w.now, w.pe[i].job);
+        }
+        bt_pf_on_cancel(w.p, ++w.now, 0, &w.tickets[i], true);
+        CHECK(!has_action(&w, BT_PF_ENGINE_RELEASE) && !has_action(&w, BT_PF_ATTEMPT_END));
+    }
+    CHECK_EQ(bt_pf_core_kept(w.p), 3);
+    stale = bt_pf_core_stats(w.p)->stale;
+    p_control(&w, BT_CONTROL_GRANT, 9); /* for the ticket that is over */
+    CHECK_EQ(bt_pf_core_stats(w.p)->stale, stale + 1);
+    CHECK_EQ(bt_pf_core_actions(w.p)->items[0].control.kind, BT_CONTROL_FORGET);
+    for (int i = 0; i < 3; i++) { /* the one that waits itself has no pages */
+        bt_pf_on_engine_short(w.p, w.now);
+        CHECK(has_action(&w, BT_PF_ENGINE_RELEASE) == (i < 2));
+        run_p(&w);
+    }
+    CHECK_EQ(bt_pf_core_kept(w.p), 1);
+    CHECK_EQ(bt_pf_core_jobs(w.p), MAX_JOBS - 2);
+    for (uint32_t i = 0; i < 3; i++) {
+        add_try(&w, i, -1);
+        submit(&w, MAX_JOBS + i, true);
+    }
+    CHECK_EQ(bt_pf_core_kept(w.p), 0);
+    CHECK_EQ(bt_pf_core_stats(w.p)->keep_evicted, 3);
+    bt_pf_on_router_lost(w.p, w.now, 0);
+    run_p(&w);
+    world_check_idle(&w);
+}
+
+/* A submit that replaces what does not fit is computed; what was kept goes. */
+static void test_replaces_another(void)
+{
+    static struct world w;
+    uint32_t tokens[9] = {0};
+    struct bt_msg_submit s = {.request_id = "r",
+                              .n_tokens = 8,
+                              .tokens = tokens,
+                              .n_prompt = 8,
+                              .sampling = {.max_tokens = 4, .top_p = 1},
+                              .peer_instance = D_INSTANCE,
+                              .peer_address = "d",
+                              .has_replaces = true};
+
+    for (int i = 0; i < 4; i++) {
+        world_start(&w, 1);
+        add_request(&w, 8, 4);
+        add_request(&w, 8, 4);
+        w.n = 0;
+        submit(&w, 0, true);
+        if (i < 3) { /* the fourth is alive, and stays so */
+            bt_pf_on_cancel(w.p, w.now, 0, &w.tickets[0], true);
+        }
+        s.ticket = w.tickets[1];
+        s.replaces = w.tickets[0];
+        tokens[3] = i == 0;                              /* other tokens */
+        s.n_tokens = 8 + (i == 1);                       /* a first token that is not known here */
+        bt_pf_on_submit(w.p, w.now, i == 2 ? 1 : 0, &s); /* of another router */
+        CHECK(has_action(&w, BT_PF_ENGINE_SUBMIT) && !has_action(&w, BT_PF_ADOPTED));
+        run_p(&w);
+        CHECK_EQ(bt_pf_core_jobs(w.p), i < 2 ? 1 : 2);
+        bt_pf_on_router_lost(w.p, w.now, 0);
+        run_p(&w);
+        bt_pf_on_router_lost(w.p, w.now, 1);
+        run_p(&w);
+        world_check_idle(&w);
+    }
+}
+
 static void test_no_pages(unsigned seed)
 {
     static struct world w;
@@ -709,19 +963,6 @@ static void test_no_pages(unsigned seed)
     CHECK(w.ended[0] >= 1);
     CHECK_EQ(w.finished[0], 0);
     world_check_idle(&w);
-}
-
-/* Until somewhere in the middle. */
-static void world_run_some(struct world *w)
-{
-    for (uint32_t i = 0; i < 20 + rnd(w, 60) && w->n > 0; i++) {
-        size_t k = pick(w);
-        struct flight f = w->msgs[k];
-
-        memmove(&w->msgs[k], &w->msgs[k + 1], (w->n - k - 1) * sizeof f);
-        w->n--;
-        deliver(w, &f);
-    }
 }
 
 /* A node whose time to drain is over gives everything back that it has not finished, with that reason, and the other one
@@ -909,7 +1150,7 @@ static void test_slow_transfer_is_not_stuck(void)
         w.now += 900000;
         bt_pf_on_tick(w.p, w.now);
         CHECK_EQ(bt_pf_core_actions(w.p)->n, 0);
-        bt_pf_on_pushed(w.p, w.now, job, BT_OK);
+        bt_pf_on_pushed(w.p, w.now, job, &w.tickets[0], BT_OK);
     }
     w.now += 900000;
     bt_pf_on_tick(w.p, w.now);
@@ -919,6 +1160,11 @@ static void test_slow_transfer_is_not_stuck(void)
     CHECK(bt_pf_core_actions(w.p)->n > 0);
     run_p(&w);
     CHECK_EQ(w.ended[0], 1);
+    CHECK_EQ(bt_pf_core_kept(w.p), 1);
+    w.now += KEEP_NS + 1;
+    bt_pf_on_tick(w.p, w.now);
+    run_p(&w);
+    CHECK_EQ(bt_pf_core_stats(w.p)->keep_expired, 1);
     world_check_idle(&w);
 }
 
@@ -950,7 +1196,7 @@ static void test_grant_beyond_the_window(void)
     p_control(&w, BT_CONTROL_DONE, 5);
     run_p(&w);
     for (uint32_t l = 0; l < N_LAYERS; l++) {
-        bt_pf_on_pushed(w.p, w.now, job, BT_OK);
+        bt_pf_on_pushed(w.p, w.now, job, &w.tickets[0], BT_OK);
         run_p(&w);
     }
     world_check_idle(&w);
@@ -974,7 +1220,7 @@ static void test_second_grant_is_stale(void)
     p_control(&w, BT_CONTROL_DONE, 5);
     run_p(&w);
     for (uint32_t l = 0; l < N_LAYERS; l++) {
-        bt_pf_on_pushed(w.p, w.now, job, BT_OK);
+        bt_pf_on_pushed(w.p, w.now, job, &w.tickets[0], BT_OK);
         run_p(&w);
     }
     world_check_idle(&w);
@@ -1038,6 +1284,8 @@ int main(void)
     test_forget_of_another_generation();
     test_engine_failure_revokes();
     test_slow_transfer_is_not_stuck();
+    test_kept_goes_first();
+    test_replaces_another();
     test_grant_beyond_the_window();
     test_second_grant_is_stale();
     test_submit_refused_by_engine();
@@ -1050,6 +1298,7 @@ int main(void)
         test_no_pages(seed);
         test_peer_lost(seed);
         test_give_back(seed);
+        test_resend(seed);
         if (bt_test_failures > 0) {
             fprintf(stderr, "failed at seed %u\n", seed);
             break;

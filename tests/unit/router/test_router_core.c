@@ -23,6 +23,8 @@ struct sent {
     bool prompt_logprobs;
     uint32_t max_tokens;
     size_t n_peers;
+    bool keep, has_replaces;
+    struct bt_ticket replaces;
 };
 static struct sent sent[4096];
 static size_t n_sent;
@@ -52,9 +54,13 @@ static void take(const struct bt_rt_action *a)
                                m->peer_instance,
                                m->prompt_logprobs,
                                m->sampling.max_tokens,
-                               0};
+                               0,
+                               false,
+                               m->has_replaces,
+                               m->replaces};
         } else if (a->send.kind == BT_FROM_ROUTER_CANCEL) {
             s->ticket = a->send.cancel.ticket;
+            s->keep = a->send.cancel.keep;
         } else if (a->send.kind == BT_FROM_ROUTER_PEERS) {
             s->n_peers = a->send.peers.n;
         }
@@ -214,7 +220,17 @@ static void output(uint64_t session, const struct bt_ticket *t, uint32_t index, 
 static void attempt_end(uint64_t session, const struct bt_ticket *t, enum bt_attempt_reason reason)
 {
     struct bt_from_daemon m = {.kind = BT_FROM_DAEMON_ATTEMPT_END,
-                               .attempt_end = {*t, reason, "because"}};
+                               .attempt_end = {*t, reason, "because", false}};
+
+    bt_rt_on_message(core, now, session, &m);
+    drain();
+}
+
+static void attempt_end_kept(uint64_t session, const struct bt_ticket *t,
+                             enum bt_attempt_reason reason)
+{
+    struct bt_from_daemon m = {.kind = BT_FROM_DAEMON_ATTEMPT_END,
+                               .attempt_end = {*t, reason, "because", true}};
 
     bt_rt_on_message(core, now, session, &m);
     drain();
@@ -523,6 +539,102 @@ static void test_refused(void)
     }
     CHECK(n_ends == 1 && last_end.kind == BT_RT_UNAVAILABLE);
     CHECK_EQ(count(BT_FROM_ROUTER_SUBMIT), 10);
+    end();
+}
+
+/* The last SUBMITs are an attempt on these two, which replaces that ticket at the prefill node. */
+static void check_resent(uint64_t p, uint64_t d, const struct bt_ticket *t, uint32_t n_sent_tokens)
+{
+    size_t n = count(BT_FROM_ROUTER_SUBMIT);
+
+    CHECK_EQ(SUBMIT(n - 2)->session, p);
+    CHECK(SUBMIT(n - 2)->has_replaces && bt_ticket_equal(&SUBMIT(n - 2)->replaces, t));
+    CHECK_EQ(SUBMIT(n - 2)->n_tokens, n_sent_tokens);
+    CHECK_EQ(SUBMIT(n - 1)->session, d);
+    CHECK(!SUBMIT(n - 1)->has_replaces);
+    CHECK_EQ(SUBMIT(n - 1)->n_tokens, n_sent_tokens);
+}
+
+/* Only the decode side fails: the same prefill node is told to keep the prompt and to send it again, also when another one
+ * has less to do. */
+static void test_resend(void)
+{
+    begin();
+    uint64_t p[2] = {join(BT_ROLE_PREFILL, 1, "p0"), join(BT_ROLE_PREFILL, 2, "p1")};
+    uint64_t d[2] = {join(BT_ROLE_DECODE, 3, "d0"), join(BT_ROLE_DECODE, 4, "d1")};
+
+    clear();
+    uint64_t seq = start(2); /* the last token is made by a decode node, too */
+    struct bt_ticket t = SUBMIT(0)->ticket;
+    uint64_t ps = SUBMIT(0)->session, ds = SUBMIT(1)->session, other = ds == d[0] ? d[1] : d[0];
+
+    (void)p;
+    output(ps, &t, 0, 100, 1, 0, true);
+    bt_rt_on_session_lost(core, now, ds, "reset");
+    drain();
+    CHECK_EQ(count(BT_FROM_ROUTER_CANCEL), 1);
+    CHECK(nth(BT_FROM_ROUTER_CANCEL, 0)->keep && nth(BT_FROM_ROUTER_CANCEL, 0)->session == ps);
+    check_resent(ps, other, &t, 4);
+    /* The prefill node says what its decode node did: nothing to cancel there. Refusals do not count. */
+    for (size_t i = 0; i < 4; i++) {
+        size_t n = count(BT_FROM_ROUTER_SUBMIT);
+
+        t = SUBMIT(n - 2)->ticket;
+        output(ps, &t, 0, 100, 1, 0, true); /* the token that is known already */
+        attempt_end_kept(ps, &t, BT_ATTEMPT_REFUSED);
+        CHECK_EQ(count(BT_FROM_ROUTER_CANCEL), 2 + i);
+        CHECK_EQ(nth(BT_FROM_ROUTER_CANCEL, 1 + i)->session, other);
+        for (int k = 0; k < 60 && count(BT_FROM_ROUTER_SUBMIT) == n; k++) {
+            tick(10);
+        }
+        check_resent(ps, other, &t, 4);
+    }
+    t = SUBMIT(count(BT_FROM_ROUTER_SUBMIT) - 2)->ticket;
+    output(ps, &t, 0, 100, 1, 0, true);
+    output(other, &t, 0, 100, 2, 2, true);
+    CHECK(n_ends == 1 && last_end.kind == BT_RT_FINISHED && n_tokens == 2);
+    CHECK_EQ(bt_rt_core_stats(core)->token_mismatches, 0);
+    (void)seq;
+    end();
+}
+
+/* What is kept is let go when nobody will want it: the client leaves, or resends fail again and again. */
+static void test_kept_is_dropped(void)
+{
+    begin();
+    uint64_t p[2] = {join(BT_ROLE_PREFILL, 1, "p0"), join(BT_ROLE_PREFILL, 2, "p1")};
+
+    join(BT_ROLE_DECODE, 3, "d0");
+    clear();
+    uint64_t seq = start(9);
+    struct bt_ticket t = SUBMIT(0)->ticket;
+    uint64_t ps = SUBMIT(0)->session, ds = SUBMIT(1)->session, other = ps == p[0] ? p[1] : p[0];
+
+    attempt_end(ds, &t, BT_ATTEMPT_REFUSED);
+    CHECK_EQ(count(BT_FROM_ROUTER_SUBMIT), 2); /* waits */
+    bt_rt_seq_cancel(core, now, seq);
+    drain();
+    CHECK_EQ(count(BT_FROM_ROUTER_CANCEL), 2);
+    CHECK(nth(BT_FROM_ROUTER_CANCEL, 0)->keep && !nth(BT_FROM_ROUTER_CANCEL, 1)->keep);
+    CHECK(bt_ticket_equal(&nth(BT_FROM_ROUTER_CANCEL, 1)->ticket, &t));
+    CHECK_EQ(nth(BT_FROM_ROUTER_CANCEL, 1)->session, ps);
+    /* A third failure in a row: that may be the prefill node. */
+    clear();
+    start(9);
+    ps = SUBMIT(0)->session;
+    other = ps == p[0] ? p[1] : p[0];
+    for (size_t i = 0; i < 3; i++) {
+        CHECK_EQ(SUBMIT(2 * i)->session, ps);
+        CHECK_EQ(SUBMIT(2 * i)->has_replaces, i > 0);
+        t = SUBMIT(2 * i)->ticket;
+        attempt_end_kept(ps, &t, BT_ATTEMPT_RETRY);
+        for (int k = 0; k < 60 && count(BT_FROM_ROUTER_SUBMIT) == 2 * (i + 1); k++) {
+            tick(10);
+        }
+    }
+    CHECK_EQ(SUBMIT(6)->session, other);
+    CHECK(!SUBMIT(6)->has_replaces);
+    CHECK(!nth(BT_FROM_ROUTER_CANCEL, count(BT_FROM_ROUTER_CANCEL) - 1)->keep);
     end();
 }
 
@@ -1239,6 +1351,8 @@ int main(void)
     test_silent_node();
     test_refused();
     test_refused_goes_on();
+    test_resend();
+    test_kept_is_dropped();
     test_given_back();
     test_node_loss();
     test_no_node();

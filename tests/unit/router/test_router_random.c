@@ -48,6 +48,8 @@ static uint32_t roll(uint32_t n)
 }
 
 /* The one answer. */
+static uint64_t n_resent;
+
 static uint32_t token_of(uint32_t seq, uint32_t index)
 {
     return seq * 1000 + index * 7 + 1;
@@ -68,11 +70,15 @@ static void on_submit(struct node *n, const struct bt_msg_submit *m)
         CHECK_EQ(m->tokens[m->n_prompt + i], token_of(id, i));
     }
     CHECK(m->sampling.max_tokens > produced);
-    CHECK((m->peer_instance != 0) == (m->sampling.max_tokens - produced > 1));
+    /* A decode node also makes a last token, from what a prefill node has kept. */
+    n_resent += m->has_replaces;
+    CHECK(m->peer_instance != 0 || m->sampling.max_tokens - produced == 1);
+    CHECK(!m->has_replaces || (n->role == BT_ROLE_PREFILL && m->peer_instance != 0));
     while (j->used) {
         j++;
     }
     *j = (struct job){true, m->ticket, id, produced, m->peer_instance != 0};
+    j->index -= m->has_replaces && produced > 0 && roll(2) == 0; /* sent again, or computed anew */
 }
 
 static void drain(void)
@@ -189,8 +195,9 @@ static void give_up(struct node *n, struct job *j)
 {
     static const enum bt_attempt_reason why[] = {BT_ATTEMPT_REFUSED, BT_ATTEMPT_RETRY,
                                                  BT_ATTEMPT_PREEMPTED, BT_ATTEMPT_DRAINING};
-    struct bt_from_daemon m = {.kind = BT_FROM_DAEMON_ATTEMPT_END,
-                               .attempt_end = {j->ticket, why[roll(4)], "x"}};
+    struct bt_from_daemon m = {
+        .kind = BT_FROM_DAEMON_ATTEMPT_END,
+        .attempt_end = {j->ticket, why[roll(4)], "x", n->role == BT_ROLE_PREFILL && roll(2) == 0}};
 
     j->used = false;
     message(n, &m);
@@ -361,6 +368,7 @@ int main(int argc, char **argv)
         }
     }
     CHECK(finished > n_seeds * 20); /* most of them were not cancelled */
+    CHECK(n_resent > n_seeds);
     CHECK_EQ(bt_test_live_bytes(), 0);
     return bt_test_done();
 }
