@@ -21,10 +21,11 @@
 #include "node/node_int.h"
 #include "node/node_name.h"
 
-#define TICK_NS           (100 * BT_NS_PER_MS)
-#define CONTROL_ARENA     ((size_t)1 << 20)
-#define OUTBOX_ARENA      ((size_t)256 << 20)
-#define TRANSFER_COMMANDS 65536u
+#define TICK_NS              (100 * BT_NS_PER_MS)
+#define CONTROL_ARENA        ((size_t)1 << 20)
+#define OUTBOX_ARENA         ((size_t)256 << 20)
+#define TRANSFER_COMMANDS    65536u
+#define XFER_EVENTS_PER_TURN 256
 
 /* ---- outputs ---- */
 
@@ -216,6 +217,24 @@ static void on_engine(void *arg, const struct bt_engine_ev *ev)
     n->hooks.on_engine(n->hooks.arg, ev);
 }
 
+static void on_xfer_event(struct bt_node *n, const struct bt_xfer_event *ev)
+{
+    switch (ev->kind) {
+    case BT_XFER_PEER_UP: /* up and down were logged by the transfer thread */
+        bt_node_set_transport(n, ev->instance, ev->text);
+        break;
+    case BT_XFER_PEER_DOWN:
+        bt_node_set_transport(n, ev->instance, "");
+        break;
+    case BT_XFER_CTRL:
+        on_control(n, ev);
+        return;
+    default:
+        break;
+    }
+    n->hooks.on_xfer(n->hooks.arg, ev);
+}
+
 static void on_xfer_wake(void *arg) /* transfer thread */
 {
     struct bt_node *n = arg;
@@ -226,28 +245,28 @@ static void on_xfer_wake(void *arg) /* transfer thread */
     }
 }
 
-static void on_xfer_inbox(void *arg, const void *msg)
+/* A bounded number in each turn of the loop, so that a burst of pages does not hold up the rest. */
+static void read_xfer(struct bt_task *t, void *arg)
 {
     struct bt_node *n = arg;
     struct bt_xfer_event ev;
 
-    (void)msg;
-    while (n->xfer != NULL && bt_xfer_poll(n->xfer, &ev)) {
-        if (ev.kind == BT_XFER_PEER_UP) {
-            bt_log_info("transfer", "peer %016llx is connected over %s",
-                        (unsigned long long)ev.instance, ev.text);
-            bt_node_set_transport(n, ev.instance, ev.text);
-        } else if (ev.kind == BT_XFER_PEER_DOWN) {
-            bt_node_set_transport(n, ev.instance, "");
-            bt_log_warn("transfer", "peer %016llx: %s", (unsigned long long)ev.instance, ev.text);
+    for (int i = 0; i < XFER_EVENTS_PER_TURN; i++) {
+        if (n->xfer == NULL || !bt_xfer_poll(n->xfer, &ev)) {
+            return;
         }
-        if (ev.kind == BT_XFER_CTRL) {
-            on_control(n, &ev);
-        } else {
-            n->hooks.on_xfer(n->hooks.arg, &ev);
-        }
+        on_xfer_event(n, &ev);
         bt_xfer_event_free(&ev);
     }
+    bt_task_defer(n->loop, t, read_xfer, n);
+}
+
+static void on_xfer_inbox(void *arg, const void *msg)
+{
+    struct bt_node *n = arg;
+
+    (void)msg;
+    bt_task_defer(n->loop, &n->p->read_xfer, read_xfer, n);
 }
 
 static void on_router_up(void *arg, uint32_t router)
@@ -658,6 +677,7 @@ static void node_stop(struct bt_node *n)
         n->xfer = NULL;
         bt_xfer_destroy(x);
     }
+    bt_task_cancel(n->loop, &p->read_xfer);
     bt_engine_thread_stop(n->engine);
     if (p->xfer_inbox != NULL) {
         bt_inbox_destroy(p->xfer_inbox);

@@ -21,6 +21,7 @@ struct bt_node_private {
     struct bt_task flush;
     struct bt_timer tick;
     struct bt_inbox *xfer_inbox;
+    struct bt_task read_xfer;
     struct bt_net_signal *sigterm, *sigint;
     struct {
         uint64_t instance;

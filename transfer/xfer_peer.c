@@ -168,7 +168,8 @@ void xfer_peer_down(struct bt_xfer *x, struct xfer_peer *p, enum bt_status st, c
         return;
     }
     bool told = !p->incoming || p->state == PEER_UP;
-    bt_log_info("xfer", "peer %016" PRIx64 " (%s) down: %s", p->instance, p->address, why);
+    BT_LOG(told && st != BT_ERR_CANCELLED ? BT_LOG_WARN : BT_LOG_INFO, "xfer", NULL,
+           "peer %016" PRIx64 " (%s) down: %s", p->instance, p->address, why);
     count_failure(x, p, st);
     if (p->state == PEER_UP) {
         x->st.peers_up--;
