@@ -69,6 +69,18 @@ static void one(struct bt_buf *b, const char *name, enum bt_prom_type type, cons
     bt_prom_u64(b, name, NULL, 0, value);
 }
 
+static void turned_away(struct bt_buf *b, const struct bt_xfer_stats *x)
+{
+    static const char name[] = "baton_kv_gate_refused_total";
+    static const char *const reasons[] = {"garbage", "slow", "crowded", "refused"};
+    const uint64_t values[] = {x->gate_garbage, x->gate_slow, x->gate_crowded, x->gate_refused};
+
+    bt_prom_head(b, name, BT_PROM_COUNTER, "Connections turned away at the transfer port.");
+    for (int i = 0; i < 4; i++) {
+        bt_prom_u64(b, name, &(struct bt_prom_label){"reason", reasons[i]}, 1, values[i]);
+    }
+}
+
 /* Label node: the router's address. */
 static void sessions(const struct bt_node *n, struct bt_buf *b)
 {
@@ -108,6 +120,7 @@ static void render_metrics(struct bt_node *n, struct bt_buf *b)
     one(b, "baton_kv_stale_messages_total", BT_PROM_COUNTER,
         "Page messages dropped: ticket, generation, peer or range did not match.",
         x.drop_unknown + x.drop_generation + x.drop_peer + x.drop_range + x.drop_malformed);
+    turned_away(b, &x);
     const char *step = n->hooks.role == BT_ROLE_DECODE ? "baton_decode_step_seconds"
                                                        : "baton_prefill_step_seconds";
 

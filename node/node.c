@@ -393,6 +393,28 @@ static enum bt_status all_routers_loopback(const char *routers, bool *all, struc
     return BT_OK;
 }
 
+/* --transfer-ports FROM-TO. */
+static enum bt_status transfer_ports(const char *text, uint16_t *min, uint16_t *max,
+                                     struct bt_err *err)
+{
+    unsigned from = 0, to = 0;
+    char end;
+
+    *min = *max = 0;
+    if (text == NULL) {
+        return BT_OK;
+    }
+    if (sscanf(text, "%5u-%5u%c", &from, &to, &end) != 2 || from == 0 || to > UINT16_MAX ||
+        from > to || to - from + 1 < BT_XFER_PORTS_MIN) {
+        return bt_err_set(err, BT_ERR_INVALID,
+                          "--transfer-ports %s: want FROM-TO, at least %d ports up to 65535", text,
+                          BT_XFER_PORTS_MIN);
+    }
+    *min = (uint16_t)from;
+    *max = (uint16_t)to;
+    return BT_OK;
+}
+
 /* Where a decode node listens for pages; checked against where the routers are. */
 static enum bt_status transfer_address(struct bt_node *n, char out[BT_ADDR_TEXT_MAX],
                                        struct bt_err *err)
@@ -460,10 +482,14 @@ static enum bt_status check_cfg(struct bt_node *n, struct bt_err *err)
         return bt_err_set(err, BT_ERR_INVALID, "--role %s: this daemon serves the role %s only",
                           roles[n->cfg.role], roles[own]);
     }
+    uint16_t port_min, port_max;
     enum bt_status st = n->hooks.role == BT_ROLE_DECODE
                             ? transfer_address(n, address, err)
                             : all_routers_loopback(n->cfg.router, &local, err);
 
+    if (st == BT_OK) {
+        st = transfer_ports(n->cfg.transfer_ports, &port_min, &port_max, err);
+    }
     return st == BT_OK ? bt_node_metrics_init(n, err) : st;
 }
 
@@ -540,21 +566,25 @@ static enum bt_status start_transfer(struct bt_node *n, struct bt_err *err)
 {
     char address[BT_ADDR_TEXT_MAX];
     char fingerprint[128];
+    uint16_t port_min, port_max;
     enum bt_status st = bt_inbox_create(n->loop, 1, 4, on_xfer_inbox, n, &n->p->xfer_inbox);
 
     if (st != BT_OK) {
         return bt_err_set(err, st, "cannot create the transfer inbox");
     }
-    if (n->hooks.role == BT_ROLE_DECODE) {
+    st = transfer_ports(n->cfg.transfer_ports, &port_min, &port_max, err);
+    if (st == BT_OK && n->hooks.role == BT_ROLE_DECODE) {
         st = transfer_address(n, address, err);
-        if (st != BT_OK) {
-            return st;
-        }
+    }
+    if (st != BT_OK) {
+        return st;
     }
     snprintf(fingerprint, sizeof fingerprint, "%016llx/%s",
              (unsigned long long)n->layout->fingerprint, n->layout->numerics);
     return bt_xfer_create(
         &(struct bt_xfer_opts){.listen = n->hooks.role == BT_ROLE_DECODE ? address : NULL,
+                               .port_min = port_min,
+                               .port_max = port_max,
                                .tls = n->cfg.transport,
                                .instance = n->instance,
                                .fingerprint = fingerprint,

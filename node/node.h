@@ -17,7 +17,7 @@
 #include "transfer/xfer.h"
 
 struct bt_node_cfg {
-    char *router, *model, *model_name, *name, *transfer, *health, *transport;
+    char *router, *model, *model_name, *name, *transfer, *transfer_ports, *health, *transport;
     char *buckets_seconds, *buckets_tokens;
     bool checksum;
     int backend, kv_dtype, role, isa, prefix_cache;

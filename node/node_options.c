@@ -50,6 +50,9 @@
             "After SIGTERM running requests get so long to end, in ms."),                          \
         ROW("transport", BT_OPT_STR, transport, "auto", 0, 0, NULL, "auto|tcp|shm|LIST",           \
             "Transport of KV pages: auto, tcp, shm, or a UCX_TLS list."),                          \
+        ROW("transfer-ports", BT_OPT_STR, transfer_ports, NULL, 0, 0, NULL, "FROM-TO",             \
+            "Ports that UCX listens on, besides the one of --transfer; for firewalls between "     \
+            "nodes (default: any)."),                                                              \
         ROW("checksum", BT_OPT_BOOL, checksum, "false", 0, 0, NULL, NULL,                          \
             "Hash every KV page that is sent; decode nodes check what carries a hash."),           \
         ROW("buckets-seconds", BT_OPT_STR, buckets_seconds, BUCKETS_SECONDS, 0, 0, NULL, "LIST",   \

@@ -271,6 +271,12 @@ static enum bt_status options_fill(struct bt_xfer *x, const struct bt_xfer_opts 
         return bt_err_set(err, BT_ERR_INVALID,
                           "transfer: manual mode is for the loopback hub only");
     }
+    if (o->port_min > o->port_max ||
+        (o->port_max != 0 &&
+         (o->port_min == 0 || o->port_max - o->port_min + 1 < BT_XFER_PORTS_MIN))) {
+        return bt_err_set(err, BT_ERR_INVALID, "transfer: ports %u to %u: want at least %d, none 0",
+                          o->port_min, o->port_max, BT_XFER_PORTS_MIN);
+    }
     x->o = *o;
     snprintf(x->fingerprint, sizeof(x->fingerprint), "%s", fp);
     snprintf(x->layout, sizeof(x->layout), "%s", layout);

@@ -33,6 +33,7 @@
 #define BT_XFER_PAGES_MAX    (1u << 20)   /* pages in one group's table, and in one push */
 #define BT_XFER_SHARE_MAX    (64u << 20)  /* bytes of one share */
 #define BT_XFER_NAME_MAX     256          /* fingerprint and layout strings, with the NUL */
+#define BT_XFER_PORTS_MIN    64
 #define BT_XFER_NO_PAGE      UINT32_MAX /* in a landing's page_ids: not wanted, refused if it comes */
 
 struct bt_xfer;
@@ -49,6 +50,8 @@ struct bt_xfer_opts {
     struct bt_xfer_hub *hub; /* not NULL: loopback inside this process; else UCX */
     const char
         *listen; /* "HOST:PORT", "[V6]:PORT", port 0 = choose; hub: "loop:NAME"; NULL: dial only */
+    uint16_t port_min, port_max; /* UCX's own ports lie in [min, max]; 0, 0: anywhere. At least
+                                  * BT_XFER_PORTS_MIN of them */
     const char
         *tls; /* NULL or "auto": shared memory where `listen` or the address dialled is a loopback
                               * address, else what UCX finds best but shared memory (RDMA, else TCP); "tcp"; "shm":
@@ -101,8 +104,8 @@ bool bt_xfer_address_is_any(const char *address); /* 0.0.0.0, :: : not reachable
 
 /* ---- peers ---- */
 
-/* Dials. address: numeric, as bt_xfer_address() of the other side gives it. instance: whom to expect there
- * (0: anyone). *peer is the id of this connection, never reused. Exactly one PEER_UP or PEER_DOWN follows, and
+/* Dials. address: numeric, as bt_xfer_address() of the other side gives it. instance: who must be there, not 0;
+ * naming it is what lets us in, so only those who may connect should know it. *peer is the id of this connection, never reused. Exactly one PEER_UP or PEER_DOWN follows, and
  * after PEER_UP exactly one PEER_DOWN (unless destroyed before). */
 enum bt_status bt_xfer_connect(struct bt_xfer *x, const char *address, uint64_t instance,
                                uint64_t *peer) BT_NODISCARD;
@@ -252,6 +255,12 @@ struct bt_xfer_stats {
     uint64_t drop_duplicate;
     uint64_t drop_checksum;
     uint64_t drop_malformed; /* any message that does not parse or comes out of turn */
+    /* turned away at the gate, before UCX heard of them */
+    uint64_t gate_garbage; /* what they said was no greeting, or they left before it was whole */
+    uint64_t gate_slow;    /* took too long to say it */
+    uint64_t gate_crowded; /* the oldest of too many at once */
+    uint64_t
+        gate_refused; /* a greeting, but for another instance, model, layout or version; or no room */
     /* failures */
     uint64_t fail_peer_lost, fail_lease, fail_stall, fail_connect, fail_refused;
     uint64_t fail_sends, fail_receives;

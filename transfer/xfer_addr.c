@@ -65,6 +65,33 @@ enum bt_status xfer_addr_parse(const char *text, bool resolve, struct sockaddr_s
     return BT_OK;
 }
 
+uint16_t xfer_addr_port(const struct sockaddr_storage *a)
+{
+    struct sockaddr_in v4;
+    struct sockaddr_in6 v6;
+    if (a->ss_family == AF_INET6) {
+        memcpy(&v6, a, sizeof(v6));
+        return ntohs(v6.sin6_port);
+    }
+    memcpy(&v4, a, sizeof(v4));
+    return ntohs(v4.sin_port);
+}
+
+void xfer_addr_set_port(struct sockaddr_storage *a, uint16_t port)
+{
+    if (a->ss_family == AF_INET6) {
+        struct sockaddr_in6 v6;
+        memcpy(&v6, a, sizeof(v6));
+        v6.sin6_port = htons(port);
+        memcpy(a, &v6, sizeof(v6));
+    } else {
+        struct sockaddr_in v4;
+        memcpy(&v4, a, sizeof(v4));
+        v4.sin_port = htons(port);
+        memcpy(a, &v4, sizeof(v4));
+    }
+}
+
 void xfer_addr_format(const struct sockaddr_storage *a, char *text, size_t cap)
 {
     char host[INET6_ADDRSTRLEN] = "?";

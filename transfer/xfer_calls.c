@@ -59,7 +59,7 @@ enum bt_status bt_xfer_connect(struct bt_xfer *x, const char *address, uint64_t 
         goto err;
     }
     st = BT_ERR_INVALID;
-    if (strlen(address) >= sizeof(p->address)) {
+    if (instance == 0 || strlen(address) >= sizeof(p->address)) {
         goto err;
     }
     snprintf(p->address, sizeof(p->address), "%s", address);

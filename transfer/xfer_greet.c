@@ -9,12 +9,18 @@
 #include "base/mem.h"
 #include "transfer/xfer_int.h"
 
-void xfer_greet_start(struct bt_xfer *x, struct xfer_peer *p)
+struct xfer_hello xfer_greet_own(const struct bt_xfer *x, const struct xfer_peer *p)
 {
     struct xfer_hello h = {
         .expect = p->expect, .version_min = XFER_VERSION_MIN, .version_max = XFER_VERSION_MAX};
     memcpy(h.fingerprint, x->fingerprint, sizeof(h.fingerprint));
     memcpy(h.layout, x->layout, sizeof(h.layout));
+    return h;
+}
+
+void xfer_dialled(struct bt_xfer *x, struct xfer_peer *p)
+{
+    struct xfer_hello h = xfer_greet_own(x, p);
     uint8_t *buf = bt_alloc(XFER_HELLO_MAX);
     if (buf == NULL) {
         p->broken = BT_ERR_NOMEM;
@@ -64,6 +70,34 @@ static void replace_older(struct bt_xfer *x, struct xfer_peer *p)
     }
 }
 
+enum xfer_verdict xfer_greet_judge(const struct bt_xfer *x, const struct xfer_hello *hello,
+                                   char *why, size_t cap)
+{
+    why[0] = 0;
+    if (hello->expect != 0 && hello->expect != x->o.instance) {
+        /* Ours is not told: naming it is what lets a peer in. */
+        snprintf(why, cap, "instance differs: %016" PRIx64 " wanted, another one is here",
+                 hello->expect);
+        return XFER_NO_INSTANCE;
+    }
+    if (hello->version_min > XFER_VERSION_MAX || hello->version_max < XFER_VERSION_MIN) {
+        snprintf(why, cap, "no transfer protocol version in common: %u to %u there, %d to %d here",
+                 hello->version_min, hello->version_max, XFER_VERSION_MIN, XFER_VERSION_MAX);
+        return XFER_NO_VERSION;
+    }
+    if (strcmp(hello->fingerprint, x->fingerprint) != 0) {
+        snprintf(why, cap, "model fingerprint differs: \"%.80s\" there, \"%.80s\" here",
+                 hello->fingerprint, x->fingerprint);
+        return XFER_NO_MODEL;
+    }
+    if (strcmp(hello->layout, x->layout) != 0) {
+        snprintf(why, cap, "KV layout differs: \"%.90s\" there, \"%.90s\" here", hello->layout,
+                 x->layout);
+        return XFER_NO_MODEL;
+    }
+    return XFER_ENTER;
+}
+
 void xfer_greet_hello(struct bt_xfer *x, struct xfer_peer *p, const struct xfer_head *h,
                       const uint8_t *data)
 {
@@ -75,23 +109,7 @@ void xfer_greet_hello(struct bt_xfer *x, struct xfer_peer *p, const struct xfer_
         return;
     }
     p->instance = h->instance;
-    why[0] = 0;
-    if (hello.version_min > XFER_VERSION_MAX || hello.version_max < XFER_VERSION_MIN) {
-        snprintf(why, sizeof(why),
-                 "no transfer protocol version in common: %u to %u there, %d to %d here",
-                 hello.version_min, hello.version_max, XFER_VERSION_MIN, XFER_VERSION_MAX);
-    } else if (hello.expect != 0 && hello.expect != x->o.instance) {
-        snprintf(why, sizeof(why),
-                 "instance differs: %016" PRIx64 " wanted, %016" PRIx64 " is here", hello.expect,
-                 x->o.instance);
-    } else if (strcmp(hello.fingerprint, x->fingerprint) != 0) {
-        snprintf(why, sizeof(why), "model fingerprint differs: \"%s\" there, \"%s\" here",
-                 hello.fingerprint, x->fingerprint);
-    } else if (strcmp(hello.layout, x->layout) != 0) {
-        snprintf(why, sizeof(why), "KV layout differs: \"%s\" there, \"%s\" here", hello.layout,
-                 x->layout);
-    }
-    if (why[0] != 0) {
+    if (xfer_greet_judge(x, &hello, why, sizeof(why)) != XFER_ENTER) {
         refuse(x, p, why);
         return;
     }

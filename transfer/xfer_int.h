@@ -167,11 +167,13 @@ struct xfer_transport {
 };
 
 /* A wire. All on the transfer thread, except open (creator, before the thread exists). None blocks but `wait`.
- * The wire calls back: xfer_incoming, xfer_frame, xfer_sent, xfer_received, xfer_broken, xfer_closed. */
+ * The wire calls back: xfer_dialled, xfer_incoming, xfer_frame, xfer_sent, xfer_received, xfer_broken, xfer_closed. */
 struct xfer_ops {
     const char *name;
     enum bt_status (*open)(struct bt_xfer *x, const struct bt_xfer_opts *o, struct bt_err *err);
     void (*fini)(struct bt_xfer *x); /* no peer has a connection any more */
+    /* BT_OK: xfer_dialled(p) follows when messages can be sent, perhaps before this returns, unless the peer goes
+     * down before. Else: nothing of p is left in the wire. */
     enum bt_status (*dial)(struct bt_xfer *x, struct xfer_peer *p);
     /* Sends op->wire and op->data[op->bytes]; xfer_sent(op) follows exactly once, perhaps before it returns. */
     void (*send)(struct bt_xfer *x, struct xfer_peer *p, struct xfer_op *op);
@@ -267,7 +269,11 @@ void xfer_send_message(struct bt_xfer *x, struct xfer_peer *p, struct xfer_head 
 void xfer_peer_up(struct bt_xfer *x, struct xfer_peer *p);
 
 /* xfer_greet.c */
-void xfer_greet_start(struct bt_xfer *x, struct xfer_peer *p); /* P, when it has dialled */
+void xfer_dialled(struct bt_xfer *x, struct xfer_peer *p); /* P: called by the wire */
+struct xfer_hello xfer_greet_own(const struct bt_xfer *x, const struct xfer_peer *p);
+/* What D thinks of who greets; unless XFER_ENTER, why it may not, in words that tell no secret. */
+enum xfer_verdict xfer_greet_judge(const struct bt_xfer *x, const struct xfer_hello *hello,
+                                   char *why, size_t cap);
 void xfer_greet_hello(struct bt_xfer *x, struct xfer_peer *p, const struct xfer_head *h,
                       const uint8_t *data);
 void xfer_greet_welcome(struct bt_xfer *x, struct xfer_peer *p, const struct xfer_head *h);
@@ -301,6 +307,8 @@ struct sockaddr_storage;
 /* "1.2.3.4:5" or "[::1]:5"; numeric only unless resolve. *len: of the address. */
 enum bt_status xfer_addr_parse(const char *text, bool resolve, struct sockaddr_storage *out,
                                uint32_t *len, struct bt_err *err);
+uint16_t xfer_addr_port(const struct sockaddr_storage *a);
+void xfer_addr_set_port(struct sockaddr_storage *a, uint16_t port);
 void xfer_addr_format(const struct sockaddr_storage *a, char *text, size_t cap);
 
 #endif

@@ -285,6 +285,7 @@ static enum bt_status loop_dial(struct bt_xfer *x, struct xfer_peer *p)
         bt_free(b);
         return BT_ERR_PEER_LOST;
     }
+    xfer_dialled(x, p);
     return BT_OK;
 }
 

@@ -138,7 +138,7 @@ void xfer_peer_up(struct bt_xfer *x, struct xfer_peer *p)
     if (t.warning[0] != '\0') {
         bt_log_warn("xfer", "peer %016" PRIx64 ": %s", p->instance, t.warning);
     }
-    bt_log_info("xfer", "peer %016" PRIx64 " up over %s (%s)", p->instance, ev->text,
+    bt_log_info("transfer", "peer %016" PRIx64 " up over %s (%s)", p->instance, ev->text,
                 p->incoming ? "incoming" : p->address);
     p->state = PEER_UP;
     p->ping_ns = x->now_ns;
@@ -168,7 +168,7 @@ void xfer_peer_down(struct bt_xfer *x, struct xfer_peer *p, enum bt_status st, c
         return;
     }
     bool told = !p->incoming || p->state == PEER_UP;
-    BT_LOG(told && st != BT_ERR_CANCELLED ? BT_LOG_WARN : BT_LOG_INFO, "xfer", NULL,
+    BT_LOG(told && st != BT_ERR_CANCELLED ? BT_LOG_WARN : BT_LOG_INFO, "transfer", NULL,
            "peer %016" PRIx64 " (%s) down: %s", p->instance, p->address, why);
     count_failure(x, p, st);
     if (p->state == PEER_UP) {
@@ -201,7 +201,6 @@ void xfer_peer_dial(struct bt_xfer *x, struct xfer_peer *p)
         return;
     }
     p->conn_open = true;
-    xfer_greet_start(x, p);
 }
 
 struct xfer_peer *xfer_incoming(struct bt_xfer *x, void *conn, const char *from)

@@ -1,4 +1,4 @@
-/* The UCX wire: one listener and one or two contexts per `bt_xfer`; client-server endpoints with peer error
+/* The UCX wire: one gate, one listener and one or two contexts per `bt_xfer`; client-server endpoints with peer error
  * handling; every message is an active message. Owns all UCX objects and the rules learned about them (when an endpoint may be
  * touched, how a worker sleeps). Knows nothing of greetings, pages or leases.
  *
@@ -6,11 +6,16 @@
  * peers, and one that is killed between taking a slot and filling it blocks the FIFO for ever, for all. So each
  * connection has a worker of its own, which goes down with it.
  *
+ * Nobody reaches UCX but by the gate (transfer/xfer_gate.h): D answers a prefill node's knock with the port of its
+ * listener and expects it there by its instance; for some seconds both let each other's addresses through
+ * (transfer/xfer_door.h).
+ *
  * Rules kept here: an endpoint is closed only from the round (never inside a callback), always by force, and
  * nothing is posted on it after its error callback. One-sided puts are not used at all: over TCP a killed
  * initiator can abort the target inside UCX, and only the receiver may write its pages. */
 
 #include <errno.h>
+#include <inttypes.h>
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
@@ -26,6 +31,8 @@
 /* A full shared-memory FIFO makes the worker refuse to arm. So long we spin, then we nap. */
 #define SPIN_MAX 200
 #define NAP_MS   1
+/* How often a busy thread looks at the gate. */
+#define GATE_PERIOD_NS BT_NS_PER_MS
 
 static enum bt_status status_from_ucs(ucs_status_t us)
 {
@@ -122,80 +129,152 @@ static void conn_free(struct ucx_conn *c)
     bt_free(c);
 }
 
-/* Makes the endpoint that params ask for and remembers it. NULL: logged. */
-static struct ucx_conn *conn_new(struct bt_xfer *x, struct ucx_context *context,
-                                 ucp_ep_params_t *params)
+static struct ucx_conn *conn_alloc(struct bt_xfer *x, struct ucx_context *context)
 {
-    struct ucx *u = x->wire;
-    const char *why = "out of memory";
-    bool request = (params->field_mask & UCP_EP_PARAM_FIELD_CONN_REQUEST) != 0; /* to be answered */
     struct ucx_conn *c = bt_calloc(1, sizeof(*c));
-    if (c == NULL) {
-        goto err;
+    if (c != NULL) {
+        c->x = x;
+        c->context = context;
     }
-    c->x = x;
-    c->context = context;
-    c->worker =
-        context->own_workers ? xfer_ucx_worker_create(x, context->handle, &why) : context->shared;
+    return c;
+}
+
+/* Makes the endpoint that params ask for and remembers it. False: logged; a connection request was answered. */
+static bool conn_open(struct ucx_conn *c, ucp_ep_params_t *params)
+{
+    struct bt_xfer *x = c->x;
+    struct ucx *u = x->wire;
+    const char *why = NULL;
+    bool request = (params->field_mask & UCP_EP_PARAM_FIELD_CONN_REQUEST) != 0;
+    c->worker = c->context->own_workers ? xfer_ucx_worker_create(x, c->context->handle, &why)
+                                        : c->context->shared;
     if (c->worker == NULL) {
-        if (params->field_mask & UCP_EP_PARAM_FIELD_CONN_REQUEST) {
-            ucp_listener_reject(u->listener,
-                                params->conn_request); /* ucp_ep_create would take it */
+        if (request) {
+            ucp_listener_reject(u->listener, params->conn_request); /* ucp_ep_create takes it */
         }
-        goto err_conn;
+        goto err;
     }
     params->field_mask |= UCP_EP_PARAM_FIELD_ERR_HANDLER | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE;
     params->err_mode = UCP_ERR_HANDLING_MODE_PEER;
     params->err_handler.cb = on_ep_error;
     params->err_handler.arg = c;
     ucs_status_t us = ucp_ep_create(c->worker->handle, params, &c->ep);
-    request = false; /* taken, even by a failure */
     if (us != UCS_OK) {
+        c->ep = NULL;
         why = ucs_status_string(us);
-        goto err_conn;
+        goto err;
     }
     /* Without a place in the map its messages would be dropped and the greeting would time out. */
     if (bt_map_put(&u->by_ep, &c->ep, sizeof(c->ep), (uint64_t)(uintptr_t)c) != BT_OK) {
         bt_log_warn("xfer", "out of memory for a connection");
     }
-    return c;
-err_conn:
-    conn_free(c);
+    return true;
 err:
-    if (request) {
-        ucp_listener_reject(u->listener, params->conn_request);
-    }
     bt_log_warn("xfer", "cannot make an endpoint: %s", why);
-    return NULL;
+    return false;
 }
 
+/* ---- dialling: the gate, then UCX ---- */
+
+/* The gate is where p->address says; UCX's port behind it comes with the answer. */
 static enum bt_status ucx_dial(struct bt_xfer *x, struct xfer_peer *p)
 {
+    struct ucx *u = x->wire;
     struct sockaddr_storage a;
+    struct xfer_knock k = {.instance = x->o.instance, .hello = xfer_greet_own(x, p)};
     uint32_t len;
     struct bt_err err;
+    char why[128];
     enum bt_status st = xfer_addr_parse(p->address, false, &a, &len, &err);
     if (st != BT_OK) {
         bt_log_warn("xfer", "%s", err.msg);
         return st;
     }
-    ucp_ep_params_t params = {
-        .field_mask = UCP_EP_PARAM_FIELD_FLAGS | UCP_EP_PARAM_FIELD_SOCK_ADDR,
-        .flags = UCP_EP_PARAMS_FLAGS_CLIENT_SERVER,
-        .sockaddr = {.addr = (const struct sockaddr *)&a, .addrlen = len},
-    };
     struct ucx_context *context = xfer_ucx_context(x, p->address, &err);
     if (context == NULL) {
         bt_log_warn("xfer", "%s", err.msg);
         return BT_ERR_PEER_LOST;
     }
-    struct ucx_conn *c = conn_new(x, context, &params);
+    struct ucx_conn *c = conn_alloc(x, context);
     if (c == NULL) {
-        return BT_ERR_PEER_LOST;
+        return BT_ERR_NOMEM;
     }
     c->peer = p;
+    k.n_ips = xfer_door_own_ips(k.ips, bt_xfer_address_is_loopback(p->address));
+    st = xfer_gate_call(u->gate, p, &a, len, &k, why, sizeof(why));
+    if (st != BT_OK) {
+        bt_log_info("xfer", "cannot dial %s: %s", p->address, why);
+        conn_free(c);
+        return st;
+    }
     p->conn = c;
     return BT_OK;
+}
+
+static bool let_in(struct bt_xfer *x, uint64_t instance, const struct sockaddr_storage *from,
+                   const struct xfer_ip *ips, uint32_t n)
+{
+    struct ucx *u = x->wire;
+    struct xfer_ip all[XFER_IPS_MAX + 1];
+    memcpy(all, ips, n * sizeof(*ips));
+    n += xfer_door_ip_of(from, &all[n]);
+    return xfer_door_expect(&u->door, instance, all, n, x->now_ns + x->o.connect_timeout_ns);
+}
+
+void xfer_ucx_on_answered(void *arg, struct xfer_peer *p, const struct xfer_answer *a,
+                          const char *why)
+{
+    struct bt_xfer *x = arg;
+    struct sockaddr_storage to;
+    uint32_t len;
+    char text[200];
+    if (p->state != PEER_DIALING) {
+        return; /* given up meanwhile */
+    }
+    if (a == NULL) {
+        snprintf(text, sizeof(text), "cannot reach %s: %s", p->address, why);
+        xfer_peer_down(x, p, BT_ERR_PEER_LOST, text);
+        return;
+    }
+    if (a->verdict != XFER_ENTER) {
+        xfer_peer_down(x, p, a->verdict == XFER_NO_ROOM ? BT_ERR_BUSY : BT_ERR_PROTOCOL, a->text);
+        return;
+    }
+    if (xfer_addr_parse(p->address, false, &to, &len, NULL) != BT_OK ||
+        !let_in(x, p->expect, &to, a->ips, a->n_ips)) {
+        xfer_peer_down(x, p, BT_ERR_BUSY, "too many connections begin at once here");
+        return;
+    }
+    xfer_addr_set_port(&to, a->port);
+    ucp_ep_params_t params = {
+        .field_mask = UCP_EP_PARAM_FIELD_FLAGS | UCP_EP_PARAM_FIELD_SOCK_ADDR,
+        .flags = UCP_EP_PARAMS_FLAGS_CLIENT_SERVER | UCP_EP_PARAMS_FLAGS_SEND_CLIENT_ID,
+        .sockaddr = {.addr = (const struct sockaddr *)&to, .addrlen = len},
+    };
+    if (!conn_open(p->conn, &params)) {
+        xfer_peer_down(x, p, BT_ERR_PEER_LOST, "cannot dial");
+        return;
+    }
+    xfer_dialled(x, p);
+}
+
+/* ---- accepting: who was at the gate, and comes now ---- */
+
+void xfer_ucx_admit(void *arg, const struct xfer_knock *k, const struct sockaddr_storage *from,
+                    struct xfer_answer *a)
+{
+    struct bt_xfer *x = arg;
+    struct ucx *u = x->wire;
+    a->verdict = XFER_NO_ROOM;
+    if (x->n_peers >= x->o.peers_max) {
+        snprintf(a->text, sizeof(a->text), "%u peers are the limit", x->o.peers_max);
+    } else if (!let_in(x, k->instance, from, k->ips, k->n_ips)) {
+        snprintf(a->text, sizeof(a->text), "too many connections begin at once");
+    } else {
+        a->verdict = XFER_ENTER;
+        a->port = u->port;
+        a->n_ips = xfer_door_own_ips(a->ips, bt_xfer_address_is_loopback(x->address));
+    }
 }
 
 static void on_closed(void *request, ucs_status_t us, void *arg)
@@ -216,6 +295,11 @@ static void ucx_close(struct bt_xfer *x, struct xfer_peer *p)
 {
     struct ucx *u = x->wire;
     struct ucx_conn *c = p->conn;
+    if (c->ep == NULL) {
+        xfer_gate_hang_up(u->gate, p);
+        xfer_closed(x, p);
+        return;
+    }
     bt_map_del(&u->by_ep, &c->ep, sizeof(c->ep));
     ucp_request_param_t rp = {
         .op_attr_mask =
@@ -247,11 +331,14 @@ void xfer_ucx_on_request(ucp_conn_request_h handle, void *arg)
         return;
     }
     struct ucx_request *r = &u->requests[u->n_requests++];
-    ucp_conn_request_attr_t attr = {.field_mask = UCP_CONN_REQUEST_ATTR_FIELD_CLIENT_ADDR};
+    ucp_conn_request_attr_t attr = {.field_mask = UCP_CONN_REQUEST_ATTR_FIELD_CLIENT_ADDR |
+                                                  UCP_CONN_REQUEST_ATTR_FIELD_CLIENT_ID};
     r->handle = handle;
+    r->instance = 0;
     snprintf(r->from, sizeof(r->from), "?");
     if (ucp_conn_request_query(handle, &attr) == UCS_OK) {
         xfer_addr_format(&attr.client_address, r->from, sizeof(r->from));
+        r->instance = attr.client_id;
     }
 }
 
@@ -262,21 +349,29 @@ static void accept_request(struct bt_xfer *x, const struct ucx_request *r)
         .field_mask = UCP_EP_PARAM_FIELD_CONN_REQUEST,
         .conn_request = r->handle,
     };
-    if (x->n_peers >= x->o.peers_max) {
-        bt_log_warn("xfer", "connection from %s refused: %u peers are the limit", r->from,
-                    x->o.peers_max);
+    if (!xfer_door_arrived(&u->door, r->instance) || x->n_peers >= x->o.peers_max) {
+        bt_log_warn("xfer", "connection of %016" PRIx64 " (%s) refused: it is not expected",
+                    r->instance, r->from);
+        x->st.gate_refused++;
         ucp_listener_reject(u->listener, r->handle);
         return;
     }
-    struct ucx_conn *c = conn_new(x, u->listening, &params);
+    struct ucx_conn *c = conn_alloc(x, u->listening);
     if (c == NULL) {
+        ucp_listener_reject(u->listener, r->handle);
+        return;
+    }
+    if (!conn_open(c, &params)) {
+        conn_free(c);
         return;
     }
     c->peer = xfer_incoming(x, c, r->from);
     if (c->peer == NULL) {
         struct xfer_peer none = {.conn = c};
         ucx_close(x, &none);
+        return;
     }
+    c->peer->instance = r->instance; /* its greeting must say the same */
 }
 
 /* ---- sending ---- */
@@ -327,6 +422,13 @@ static bool ucx_progress(struct bt_xfer *x)
         did = true;
     }
     u->n_requests = 0;
+    /* A system call: also a thread that never sleeps makes it now and then only. */
+    if (u->gate_ready || x->now_ns - u->gate_ns >= GATE_PERIOD_NS) {
+        u->gate_ready = false;
+        u->gate_ns = x->now_ns;
+        did = xfer_gate_step(u->gate) || did;
+        did = xfer_door_step(&u->door, x->now_ns) || did;
+    }
     if (did) {
         u->n_spins = 0;
     }
@@ -344,12 +446,17 @@ static void ucx_wait(struct bt_xfer *x, uint64_t timeout_ns)
 {
     struct ucx *u = x->wire;
     struct ucx_worker *w;
+    nfds_t n = 2;
+    uint64_t gate = xfer_gate_deadline(u->gate), door = xfer_door_deadline(&u->door);
+    gate = gate < door ? gate : door;
+    gate = gate > x->now_ns ? gate - x->now_ns : 0;
+    timeout_ns = gate < timeout_ns ? gate : timeout_ns;
     uint64_t ms = timeout_ns / BT_NS_PER_MS + (timeout_ns % BT_NS_PER_MS != 0);
-    nfds_t n = 1;
     if (ms > 60000) {
         ms = 60000;
     }
     u->pfds[0] = (struct pollfd){.fd = x->wake_fd, .events = POLLIN};
+    u->pfds[1] = (struct pollfd){.fd = xfer_gate_fd(u->gate), .events = POLLIN};
     TAILQ_FOREACH(w, &u->workers, link)
     {
         if (ucp_worker_arm(w->handle) != UCS_OK) {
@@ -361,8 +468,11 @@ static void ucx_wait(struct bt_xfer *x, uint64_t timeout_ns)
             u->pfds[n++] = (struct pollfd){.fd = w->efd, .events = POLLIN};
         }
     }
-    if (poll(u->pfds, n, (int)ms) > 0 && u->pfds[0].revents != 0) {
-        drain_wake(x);
+    if (poll(u->pfds, n, (int)ms) > 0) {
+        u->gate_ready = u->pfds[1].revents != 0;
+        if (u->pfds[0].revents != 0) {
+            drain_wake(x);
+        }
     }
 }
 

@@ -6,6 +6,8 @@
 
 #include <poll.h>
 #include <ucp/api/ucp.h>
+#include "transfer/xfer_door.h"
+#include "transfer/xfer_gate.h"
 #include "transfer/xfer_int.h"
 
 #define XFER_UCX_AM_ID        0
@@ -31,18 +33,25 @@ struct ucx_conn {
     struct xfer_peer *peer;
     struct ucx_context *context;
     struct ucx_worker *worker;
-    ucp_ep_h ep;
+    ucp_ep_h ep; /* NULL: still at the gate */
 };
 
 struct ucx_request {
     ucp_conn_request_h handle;
+    uint64_t instance; /* as the client says */
     char from[80];
 };
 
 struct ucx {
+    struct xfer_gate *gate;
+    struct xfer_door door;
+    bool gate_ready;  /* it has something to do */
+    uint64_t gate_ns; /* last looked at */
+    uint16_t port;    /* of UCX's listener */
     struct ucx_context contexts[N_CONTEXTS];
     struct ucx_context *listening;
     struct ucx_workers workers; /* all */
+    unsigned n_workers;
     ucp_listener_h listener;
     struct pollfd *pfds; /* of wait */
     struct bt_map by_ep; /* ucp_ep_h to struct ucx_conn * */
@@ -61,7 +70,11 @@ struct ucx_worker *xfer_ucx_worker_create(struct bt_xfer *x, ucp_context_h conte
                                           const char **why);
 void xfer_ucx_worker_destroy(struct ucx *u, struct ucx_worker *w);
 
-/* xfer_ucx.c: what workers and listeners call */
+/* xfer_ucx.c: what the gate, workers and listeners call */
+void xfer_ucx_admit(void *arg, const struct xfer_knock *k, const struct sockaddr_storage *from,
+                    struct xfer_answer *a);
+void xfer_ucx_on_answered(void *arg, struct xfer_peer *p, const struct xfer_answer *a,
+                          const char *why);
 ucs_status_t xfer_ucx_on_am(void *arg, const void *head, size_t head_bytes, void *data,
                             size_t bytes, const ucp_am_recv_param_t *param);
 void xfer_ucx_on_request(ucp_conn_request_h handle, void *arg);

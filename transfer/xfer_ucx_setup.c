@@ -1,6 +1,8 @@
-/* Setting UCX up and taking it down: contexts and their settings, workers, the listener, UCX's log, and the names of
+/* Setting UCX up and taking it down: contexts and their settings, workers, the gate and the listener, UCX's log, and the names of
  * the transports it chose. Owns what was measured about settings; moves no message. */
 
+#include <ifaddrs.h>
+#include <linux/if.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -34,6 +36,8 @@ static ucs_log_func_rc_t on_ucx_log(const char *file, unsigned line, const char 
 void xfer_ucx_worker_destroy(struct ucx *u, struct ucx_worker *w)
 {
     TAILQ_REMOVE(&u->workers, w, link);
+    u->n_workers--;
+    xfer_door_forget(&u->door, w);
     ucp_worker_destroy(w->handle);
     bt_free(w);
 }
@@ -45,10 +49,11 @@ struct ucx_worker *xfer_ucx_worker_create(struct bt_xfer *x, ucp_context_h conte
     struct ucx *u = x->wire;
     struct ucx_worker *w = bt_calloc(1, sizeof(*w));
     ucp_worker_params_t wp = {
-        .field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
+        .field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE | UCP_WORKER_PARAM_FIELD_CLIENT_ID,
         /* One thread at a time, but not the one that creates it: builds of UCX with assertions on
          * (Debian 13) abort when SINGLE's worker is progressed by another. */
         .thread_mode = UCS_THREAD_MODE_SERIALIZED,
+        .client_id = x->o.instance,
     };
     ucp_am_handler_param_t ap = {
         .field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
@@ -62,13 +67,23 @@ struct ucx_worker *xfer_ucx_worker_create(struct bt_xfer *x, ucp_context_h conte
         *why = "out of memory";
         return NULL;
     }
+    if (x->o.port_max != 0 && u->n_workers >= (unsigned)(x->o.port_max - x->o.port_min + 1) / 4) {
+        /* With none left UCX would look for a free one for ever. */
+        *why = "the range of ports is too small for so many connections";
+        bt_free(w);
+        return NULL;
+    }
+    xfer_door_begin(&u->door);
     ucs_status_t us = ucp_worker_create(context, &wp, &w->handle);
+    xfer_door_end(&u->door, w);
     if (us != UCS_OK) {
+        xfer_door_forget(&u->door, w);
         *why = ucs_status_string(us);
         bt_free(w);
         return NULL;
     }
     TAILQ_INSERT_TAIL(&u->workers, w, link);
+    u->n_workers++;
     us = ucp_worker_set_am_recv_handler(w->handle, &ap);
     if (us == UCS_OK) {
         us = ucp_worker_get_efd(w->handle, &w->efd);
@@ -114,8 +129,42 @@ static void config_try(ucp_config_t *config, const char *const settings[][2], si
     }
 }
 
-static enum bt_status context_init(struct ucx_context *c, const char *list, bool v6,
-                                   struct bt_err *err)
+/* The device of 127.0.0.1, so that what stays on this machine is not heard on other addresses. */
+static bool loopback_device(char name[IFNAMSIZ])
+{
+    struct ifaddrs *all = NULL;
+    bool found = false;
+    if (getifaddrs(&all) != 0) {
+        return false;
+    }
+    for (const struct ifaddrs *i = all; i != NULL && !found; i = i->ifa_next) {
+        found = i->ifa_addr != NULL && i->ifa_addr->sa_family == AF_INET &&
+                (i->ifa_flags & IFF_LOOPBACK) != 0 && (i->ifa_flags & IFF_UP) != 0;
+        if (found) {
+            snprintf(name, IFNAMSIZ, "%s", i->ifa_name);
+        }
+    }
+    freeifaddrs(all);
+    return found;
+}
+
+static void config_ports(ucp_config_t *config, const struct bt_xfer_opts *o)
+{
+    char range[16];
+    const char *const settings[][2] = {{"PORT_RANGE", range}, {"TCP_PORT_RANGE", range}};
+    snprintf(range, sizeof(range), "%u-%u", o->port_min, o->port_max);
+    if (o->port_max != 0) {
+        config_try(config, settings, 2);
+    }
+}
+
+struct choice {
+    const char *list; /* UCX_TLS */
+    bool v6, local;
+};
+
+static enum bt_status context_init(struct bt_xfer *x, struct ucx_context *c,
+                                   const struct choice *ch, struct bt_err *err)
 {
     /* Releases differ in whether a transport's key carries the transport's name, and may accept a wrong one without
      * a word; so both are set, and refusals ignored. Keys of shared memory only where it is in use. */
@@ -141,13 +190,20 @@ static enum bt_status context_init(struct ucx_context *c, const char *list, bool
         {"AF_PRIO", "inet6,inet"},
         {"TCP_AF_PRIO", "inet6,inet"},
     };
+    char device[IFNAMSIZ];
+    const char *const local_settings[][2] = {{"NET_DEVICES", device}};
+    const char *list = ch->list;
     ucp_config_t *config;
     ucs_status_t us = ucp_config_read(NULL, NULL, &config);
     if (us != UCS_OK) {
         return fail(err, BT_ERR_DEVICE, "ucp_config_read", us);
     }
     config_try(config, settings, sizeof(settings) / sizeof(settings[0]));
-    if (v6) {
+    config_ports(config, &x->o);
+    if (ch->local && loopback_device(device)) {
+        config_try(config, local_settings, 1);
+    }
+    if (ch->v6) {
         config_try(config, v6_settings, sizeof(v6_settings) / sizeof(v6_settings[0]));
     }
     c->own_workers = has_shared_memory(list);
@@ -186,7 +242,8 @@ struct ucx_context *xfer_ucx_context(struct bt_xfer *x, const char *address, str
     if (c->handle != NULL) {
         return c;
     }
-    if (context_init(c, tls_list(x->tls, local), v6, err) != BT_OK) {
+    struct choice ch = {.list = tls_list(x->tls, local), .v6 = v6, .local = local};
+    if (context_init(x, c, &ch, err) != BT_OK) {
         c->handle = NULL;
         return NULL;
     }
@@ -270,10 +327,32 @@ void xfer_ucx_describe(struct bt_xfer *x, struct xfer_peer *p, struct xfer_trans
 
 /* ---- life ---- */
 
+/* UCX's listener, on the gate's host. With a range of ports: the first free one, from a random place on. */
+static ucs_status_t listener_try(struct bt_xfer *x, struct sockaddr_storage *a, uint32_t len)
+{
+    struct ucx *u = x->wire;
+    uint32_t n = x->o.port_max != 0 ? (uint32_t)(x->o.port_max - x->o.port_min) + 1 : 1;
+    uint32_t first = (uint32_t)(x->o.instance % n);
+    ucp_listener_params_t lp = {
+        .field_mask = UCP_LISTENER_PARAM_FIELD_SOCK_ADDR | UCP_LISTENER_PARAM_FIELD_CONN_HANDLER,
+        .sockaddr = {.addr = (const struct sockaddr *)a, .addrlen = len},
+        .conn_handler = {.cb = xfer_ucx_on_request, .arg = x},
+    };
+    ucs_status_t us = UCS_ERR_BUSY;
+    for (uint32_t i = 0; i < n && us != UCS_OK; i++) {
+        uint32_t port = x->o.port_max != 0 ? x->o.port_min + (first + i) % n : 0;
+        xfer_addr_set_port(a, (uint16_t)port);
+        xfer_door_begin(&u->door);
+        us = ucp_listener_create(u->listening->shared->handle, &lp, &u->listener);
+        xfer_door_end(&u->door, &u->listener);
+    }
+    return us;
+}
+
 static enum bt_status listener_open(struct bt_xfer *x, struct ucx *u, const char *address,
                                     struct bt_err *err)
 {
-    struct sockaddr_storage a;
+    struct sockaddr_storage a, bound;
     uint32_t len;
     enum bt_status st = xfer_addr_parse(address, true, &a, &len, err);
     if (st != BT_OK) {
@@ -284,14 +363,16 @@ static enum bt_status listener_open(struct bt_xfer *x, struct ucx *u, const char
     if (u->listening == NULL) {
         return err != NULL ? err->status : BT_ERR_DEVICE;
     }
-    ucp_listener_params_t lp = {
-        .field_mask = UCP_LISTENER_PARAM_FIELD_SOCK_ADDR | UCP_LISTENER_PARAM_FIELD_CONN_HANDLER,
-        .sockaddr = {.addr = (const struct sockaddr *)&a, .addrlen = len},
-        .conn_handler = {.cb = xfer_ucx_on_request, .arg = x},
-    };
-    ucs_status_t us = ucp_listener_create(u->listening->shared->handle, &lp, &u->listener);
+    xfer_door_begin(&u->door);
+    st = xfer_gate_listen(u->gate, &a, len, &bound, err);
+    xfer_door_cancel(&u->door);
+    if (st != BT_OK) {
+        return st;
+    }
+    xfer_addr_format(&bound, x->address, sizeof(x->address));
+    ucs_status_t us = listener_try(x, &a, len);
     if (us != UCS_OK) {
-        return bt_err_set(err, BT_ERR_IO, "transfer: cannot listen on %s: %s", address,
+        return bt_err_set(err, BT_ERR_IO, "transfer: UCX cannot listen beside %s: %s", x->address,
                           ucs_status_string(us));
     }
     ucp_listener_attr_t attr = {.field_mask = UCP_LISTENER_ATTR_FIELD_SOCKADDR};
@@ -299,7 +380,7 @@ static enum bt_status listener_open(struct bt_xfer *x, struct ucx *u, const char
     if (us != UCS_OK) {
         return fail(err, BT_ERR_DEVICE, "ucp_listener_query", us);
     }
-    xfer_addr_format(&attr.sockaddr, x->address, sizeof(x->address));
+    u->port = xfer_addr_port(&attr.sockaddr);
     return BT_OK;
 }
 
@@ -311,8 +392,10 @@ void xfer_ucx_fini(struct bt_xfer *x)
         ucp_listener_reject(u->listener, u->requests[i].handle);
     }
     if (u->listener != NULL) {
+        xfer_door_forget(&u->door, &u->listener);
         ucp_listener_destroy(u->listener);
     }
+    xfer_gate_destroy(u->gate);
     while (!TAILQ_EMPTY(&u->workers)) {
         xfer_ucx_worker_destroy(u, TAILQ_LAST(&u->workers, ucx_workers));
     }
@@ -321,6 +404,7 @@ void xfer_ucx_fini(struct bt_xfer *x)
             ucp_cleanup(u->contexts[i].handle);
         }
     }
+    xfer_door_fini(&u->door);
     bt_map_fini(&u->by_ep);
     bt_free(u->pfds);
     ucs_log_pop_handler();
@@ -337,9 +421,15 @@ enum bt_status xfer_ucx_open(struct bt_xfer *x, const struct bt_xfer_opts *o, st
     bt_map_init(&u->by_ep, true);
     TAILQ_INIT(&u->workers);
     x->wire = u;
-    enum bt_status st = BT_OK;
-    /* The wake fd, the shared workers, one for each peer. */
-    u->pfds = bt_alloc((1 + N_CONTEXTS + (size_t)x->o.peers_max) * sizeof(*u->pfds));
+    struct xfer_gate_hooks hooks = {
+        .arg = x, .admit = xfer_ucx_admit, .answered = xfer_ucx_on_answered};
+    enum bt_status st = xfer_gate_create(x, &hooks, &u->gate, err);
+    if (st != BT_OK) {
+        xfer_ucx_fini(x);
+        return st;
+    }
+    /* The wake fd, the gate, the shared workers, one for each peer. */
+    u->pfds = bt_alloc((2 + N_CONTEXTS + (size_t)x->o.peers_max) * sizeof(*u->pfds));
     if (u->pfds == NULL) {
         st = bt_err_set(err, BT_ERR_NOMEM, "transfer: out of memory");
     } else if (o->listen != NULL) {

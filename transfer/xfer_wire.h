@@ -13,7 +13,12 @@
  *   CTRL     both    payload: the caller's bytes
  *   SHARE    P -> D  payload: one page's part in one layer
  *
- * Every header carries the sender's instance. */
+ * Every header carries the sender's instance.
+ *
+ * Before any of them, on a plain TCP connection that UCX does not hear (transfer/xfer_gate.h):
+ *
+ *   KNOCK    P -> D  who I am, whom I want, what I have, from where UCX may come: XFER_KNOCK_BYTES
+ *   ANSWER   D -> P  where UCX listens here, or why not: XFER_ANSWER_BYTES; then D closes */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -26,6 +31,12 @@
 #define XFER_VERSION_MAX 1
 #define XFER_HELLO_MAX   (64 + 2 * BT_XFER_NAME_MAX)
 #define XFER_REFUSE_MAX  1024
+
+#define XFER_KNOCK_VERSION 1
+#define XFER_IPS_MAX       32
+#define XFER_KNOCK_BYTES   (544 + 20 * XFER_IPS_MAX)
+#define XFER_ANSWER_BYTES  (256 + 20 * XFER_IPS_MAX)
+#define XFER_ANSWER_TEXT   232 /* with the NUL */
 
 enum xfer_kind {
     XFER_HELLO = 1,
@@ -65,6 +76,49 @@ bool xfer_head_decode(const uint8_t *p, size_t n, size_t payload_bytes,
 /* Returns the length; the strings must be shorter than BT_XFER_NAME_MAX. */
 size_t xfer_hello_encode(const struct xfer_hello *h, uint8_t out[XFER_HELLO_MAX]);
 bool xfer_hello_decode(const uint8_t *p, size_t n, struct xfer_hello *out) BT_NODISCARD;
+
+/* An address without a port. The bytes behind those of family 4 are zero. */
+struct xfer_ip {
+    uint8_t family; /* 4 or 6 */
+    uint8_t b[16];
+};
+
+struct xfer_knock {
+    uint64_t instance;
+    struct xfer_hello hello; /* expect is not 0: naming it is the proof of belonging here */
+    uint32_t n_ips;
+    struct xfer_ip ips[XFER_IPS_MAX];
+};
+
+enum xfer_verdict {
+    XFER_ENTER = 1,
+    XFER_NO_VERSION,
+    XFER_NO_INSTANCE,
+    XFER_NO_MODEL, /* or layout */
+    XFER_NO_ROOM,
+};
+
+struct xfer_answer {
+    enum xfer_verdict verdict;
+    uint16_t port; /* of UCX, on the host that was dialled; 0 unless XFER_ENTER */
+    uint32_t n_ips;
+    struct xfer_ip ips[XFER_IPS_MAX];
+    char text[XFER_ANSWER_TEXT]; /* why not; printable */
+};
+
+enum xfer_knock_look {
+    XFER_KNOCK_MORE, /* so far it may become one */
+    XFER_KNOCK_WHOLE,
+    XFER_KNOCK_VERSION_OTHER, /* of a version that is not spoken here */
+    XFER_KNOCK_WRONG,
+};
+
+void xfer_knock_encode(const struct xfer_knock *k, uint8_t out[XFER_KNOCK_BYTES]);
+/* The first n <= XFER_KNOCK_BYTES bytes of a connection. out is set when it is WHOLE. */
+enum xfer_knock_look xfer_knock_decode(const uint8_t *p, size_t n, struct xfer_knock *out);
+void xfer_answer_encode(const struct xfer_answer *a, uint8_t out[XFER_ANSWER_BYTES]);
+/* False: malformed. Of another version it has verdict XFER_NO_VERSION. */
+bool xfer_answer_decode(const uint8_t p[XFER_ANSWER_BYTES], struct xfer_answer *out) BT_NODISCARD;
 
 /* Fills text (cap > 0) with printable characters only, cut to fit. */
 void xfer_text_clean(const uint8_t *p, size_t n, char *text, size_t cap);

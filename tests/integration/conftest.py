@@ -6,7 +6,7 @@ from cluster import Cluster, tiny
 
 
 @pytest.fixture(scope="module")
-def cluster():
+def cluster(request):
     """One prefill and one decode node; afterwards nothing may be left, and no warning in any log.
 
     Without prefix caches, so that what moves does not depend on the tests before; test_prefix_cache.py has them.
@@ -14,4 +14,4 @@ def cluster():
     with Cluster(tiny("llama"), node=["--prefix-cache", "off"]) as c:
         yield c
         c.wait_idle()
-        c.check_logs()
+        c.check_logs(allow=getattr(request.module, "EXPECTED_LOGS", ()))

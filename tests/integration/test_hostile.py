@@ -9,6 +9,7 @@ import pytest
 
 from cluster import Cluster, parallel, tiny
 
+EXPECTED_LOGS = [" warn xfer gate "]  # strangers at the transfer port
 PROBE = {"prompt": [1, *range(40, 75)], "max_tokens": 24, "temperature": 0, "ignore_eos": True, "logprobs": 3}
 
 

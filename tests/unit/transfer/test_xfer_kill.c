@@ -77,7 +77,7 @@ static int child_main(const char *role, const char *tls, const char *address)
         open_landings(&s, ev.peer, mem);
     } else {
         uint64_t peer;
-        CHECK_EQ(bt_xfer_connect(s.x, address, 0, &peer), BT_OK);
+        CHECK_EQ(bt_xfer_connect(s.x, address, 2, &peer), BT_OK);
         CHECK(side_wait(&s, BT_XFER_CTRL, &ev, WAIT_MS));
         bt_xfer_event_free(&ev);
         push_tickets(&s, peer, mem);

@@ -212,7 +212,7 @@ static void test_killed(uint64_t who)
     CHECK_EQ(bt_xfer_land_close(s.d.x, l.ticket, 4), BT_OK);
     CHECK(side_wait(&s.d, BT_XFER_LAND_CLOSED, &ev, WAIT_MS));
     CHECK(side_wait(&s.p, BT_XFER_PUSHED, &ev, WAIT_MS));
-    CHECK_EQ(bt_xfer_connect(s.p.x, "loop:2", 0, &s.pd), BT_OK);
+    CHECK_EQ(bt_xfer_connect(s.p.x, "loop:2", 2, &s.pd), BT_OK);
     CHECK(side_wait(&s.p, BT_XFER_PEER_DOWN, &ev, WAIT_MS));
     pair_stop(&s);
 }
@@ -230,7 +230,7 @@ static void test_damage(void)
     CHECK_EQ(bt_xfer_hub_create(&f, &w.hub), BT_OK);
     side_start(&d, &w, &od, 2, true);
     side_start(&p, &w, &op, 1, false);
-    CHECK_EQ(bt_xfer_connect(p.x, "loop:2", 0, &id), BT_OK);
+    CHECK_EQ(bt_xfer_connect(p.x, "loop:2", 2, &id), BT_OK);
     CHECK(side_wait(&p, BT_XFER_PEER_DOWN, &ev, WAIT_MS));
     CHECK_EQ(ev.status, BT_ERR_PROTOCOL);
     CHECK(strstr(ev.text, "test page") != NULL);

@@ -553,14 +553,15 @@ static void test_refusals(const struct world *w)
     struct bt_xfer_event ev;
     uint64_t pd;
 
-    refused(w, "other-model", NULL, 0, "other-model");
+    refused(w, "other-model", NULL, 2, "other-model");
     refused(w, NULL, "k8v8", 2, "layout");
     refused(w, NULL, NULL, 77, "instance");
     side_start(&p, w, &op, 1, false);
-    CHECK_EQ(bt_xfer_connect(p.x, w->hub != NULL ? "loop:nobody" : "127.0.0.1:1", 0, &pd), BT_OK);
+    CHECK_EQ(bt_xfer_connect(p.x, "127.0.0.1:1", 0, &pd), BT_ERR_INVALID); /* whom? */
+    CHECK_EQ(bt_xfer_connect(p.x, w->hub != NULL ? "loop:nobody" : "127.0.0.1:1", 7, &pd), BT_OK);
     CHECK(side_wait(&p, BT_XFER_PEER_DOWN, &ev, WAIT_MS));
     CHECK(ev.peer == pd && ev.status == BT_ERR_PEER_LOST);
-    CHECK_EQ(bt_xfer_connect(p.x, "not an address", 0, &pd), BT_OK);
+    CHECK_EQ(bt_xfer_connect(p.x, "not an address", 7, &pd), BT_OK);
     CHECK(side_wait(&p, BT_XFER_PEER_DOWN, &ev, WAIT_MS));
     side_stop(&p);
 }

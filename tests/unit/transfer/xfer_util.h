@@ -17,6 +17,7 @@
 
 struct side {
     struct bt_xfer *x;
+    uint64_t instance;
     int efd;
     struct bt_xfer_event *got; /* polled, not yet asked for */
     size_t n_got, cap;
@@ -48,7 +49,7 @@ static inline void side_start(struct side *s, const struct world *w, struct bt_x
     o->hub = w->hub;
     o->tls = w->tls;
     o->proto = o->proto != 0 ? o->proto : w->proto;
-    o->instance = instance;
+    o->instance = s->instance = instance;
     o->fingerprint = o->fingerprint != NULL ? o->fingerprint : "tiny/f32/v1";
     o->layout = o->layout != NULL ? o->layout : "k16v16";
     o->wake = side_wake;
@@ -130,7 +131,7 @@ static inline size_t side_count(struct side *s, enum bt_xfer_event_kind kind)
 static inline bool join(struct side *p, struct side *d, uint64_t *at_p, uint64_t *at_d)
 {
     struct bt_xfer_event ev;
-    if (bt_xfer_connect(p->x, bt_xfer_address(d->x), 0, at_p) != BT_OK) {
+    if (bt_xfer_connect(p->x, bt_xfer_address(d->x), d->instance, at_p) != BT_OK) {
         return false;
     }
     if (!side_wait(p, BT_XFER_PEER_UP, &ev, WAIT_MS) || ev.peer != *at_p || ev.incoming) {
