@@ -205,6 +205,9 @@ static void collect(struct bt_sim *s)
         if (s->procs[i].is_router && s->procs[i].alive) {
             s->result.n_attempts += bt_rt_core_stats(s->procs[i].router->core)->attempts;
             s->result.n_stale += bt_rt_core_stats(s->procs[i].router->core)->stale;
+            if (bt_rt_core_stats(s->procs[i].router->core)->token_mismatches > 0) {
+                sim_fail(s, "%s got two tokens of one index", s->procs[i].name);
+            }
         }
     }
 }

@@ -215,6 +215,9 @@ void bt_router_metrics_render(const struct bt_router_metrics *m, const struct bt
            "Attempts whose prompt was sent again without being computed again.", s->resent);
     number(b, "baton_local_prefill_total", BT_PROM_COUNTER,
            "Attempts whose prompt the decode node was to compute itself.", s->local);
+    number(b, "baton_token_mismatch_total", BT_PROM_COUNTER,
+           "Copies of a token that differed from the first one: a node computes wrongly.",
+           s->token_mismatches);
     number(b, "baton_requests_running", BT_PROM_GAUGE, "Sequences on a pair.", s->running);
     number(b, "baton_requests_waiting", BT_PROM_GAUGE, "Sequences that wait for a pair.",
            s->waiting);

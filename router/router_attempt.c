@@ -532,6 +532,20 @@ static bool buffer_gap(struct rt_seq *s, const struct bt_msg_output *o)
     return true;
 }
 
+/* Where these tokens, of which the first has that index, differ from those taken before; n: nowhere. */
+static size_t first_difference(const struct rt_seq *s, uint32_t index,
+                               const struct bt_sampled *list, size_t n)
+{
+    uint32_t at = bt_rt_produced(s);
+
+    for (size_t i = 0; i < n && index + i < at; i++) {
+        if (s->tokens[s->n_prompt + index + i] != list[i].token) {
+            return i;
+        }
+    }
+    return n;
+}
+
 static bool take_gap(struct bt_rt_core *c, struct rt_seq *s, uint32_t *finish)
 {
     uint32_t at = bt_rt_produced(s);
@@ -541,6 +555,10 @@ static bool take_gap(struct bt_rt_core *c, struct rt_seq *s, uint32_t *finish)
     }
     uint32_t known = at - s->gap_first < s->gap_n ? at - s->gap_first : s->gap_n;
     uint32_t n = s->gap_n - known;
+
+    if (first_difference(s, s->gap_first, s->gap, s->gap_n) < s->gap_n) {
+        return false;
+    }
     /* The action outlives the buffer, which may be filled again. */
     struct bt_sampled *copy = bt_arena_alloc(&c->scratch, n * sizeof *copy);
 
@@ -653,6 +671,54 @@ static void take_stats(struct bt_rt_core *c, struct rt_seq *s, enum bt_role role
     }
 }
 
+/* Of one index there is one token, whoever computes it: a node that has another one than was taken before is told of as an
+ * error, once. */
+static bool agrees(struct bt_rt_core *c, struct rt_seq *s, struct rt_node *n,
+                   const struct bt_msg_output *o)
+{
+    enum bt_role role = n->hello.role;
+    enum bt_role other = role == BT_ROLE_DECODE ? BT_ROLE_PREFILL : BT_ROLE_DECODE;
+    size_t i = first_difference(s, o->index, o->tokens, o->n_tokens);
+
+    if (i == o->n_tokens) {
+        return true;
+    }
+    c->stats.token_mismatches++;
+    bt_rt_log(c, n->disagreed ? BT_LOG_DEBUG : BT_LOG_ERROR,
+              bt_rt_say(c,
+                        "%s: %s node %s has token %u at index %zu, %s node %s had %u: one of them, "
+                        "or what is between them, is broken",
+                        s->request_id, bt_role_name(role), n->hello.name, o->tokens[i].token,
+                        o->index + i, bt_role_name(other),
+                        other == BT_ROLE_DECODE ? s->decode_name : s->prefill_name,
+                        s->tokens[s->n_prompt + o->index + i]));
+    n->disagreed = true;
+    return false;
+}
+
+/* What a node sends of an attempt cannot be used: it is told to stop, and another attempt begins. */
+static void output_failed(struct bt_rt_core *c, uint64_t now, struct rt_seq *s, enum bt_role role,
+                          const char *text)
+{
+    bt_rt_leg_end(c, s, role, true);
+    bt_rt_attempt_failed(c, now, s, role, BT_ATTEMPT_RETRY, text);
+}
+
+/* A decode node that began with another token than the one taken goes on with a wrong answer; which of the two nodes is
+ * wrong cannot be known. */
+static void disagreement(struct bt_rt_core *c, uint64_t now, struct rt_seq *s, enum bt_role role)
+{
+    struct rt_node *p = bt_rt_node(c, s->leg[BT_ROLE_PREFILL].session);
+
+    if (role == BT_ROLE_DECODE) {
+        avoid(s, p, AVOID_OTHER);
+    }
+    output_failed(c, now, s, role,
+                  bt_rt_say(c, "%s node %s has another token than the one that was sent",
+                            bt_role_name(role),
+                            role == BT_ROLE_DECODE ? s->decode_name : s->prefill_name));
+}
+
 void bt_rt_on_output(struct bt_rt_core *c, uint64_t now, struct rt_node *n,
                      const struct bt_msg_output *o)
 {
@@ -684,9 +750,16 @@ void bt_rt_on_output(struct bt_rt_core *c, uint64_t now, struct rt_node *n,
     if (o->n_tokens > 0 && bt_rt_produced(s) == 0 && s->info.n_attempts == 1) {
         bt_rt_first_token(c, now, s);
     }
-    if (s->finish == 0 && (!in_vocabulary(n, o) || !take_tokens(c, s, o, &finish))) {
-        bt_rt_attempt_failed(c, now, s, role, BT_ATTEMPT_RETRY,
-                             "tokens came out of order, too many, or outside the vocabulary");
+    bool useful = agrees(c, s, n, o);
+
+    /* A prefill node's copy that comes after the decode node has begun changes nothing any more. */
+    if (!useful && s->finish == 0 && (role == BT_ROLE_DECODE || !s->decode_began)) {
+        disagreement(c, now, s, role);
+        return;
+    }
+    if (useful && s->finish == 0 && (!in_vocabulary(n, o) || !take_tokens(c, s, o, &finish))) {
+        output_failed(c, now, s, role,
+                      "tokens came out of order, too many, or outside the vocabulary");
         return;
     }
     if (bt_rt_produced(s) > produced || s->prompt_next > prompt_next) {

@@ -21,6 +21,7 @@ struct rt_node {
     uint64_t session; /* 0: free */
     bool hello_seen, draining;
     bool complained; /* its mismatch was logged */
+    bool disagreed;  /* a token of its was another than one taken before; logged */
     uint64_t last_heard;
     struct bt_msg_hello hello; /* strings in `strings` */
     char *strings;

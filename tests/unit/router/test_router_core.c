@@ -598,6 +598,64 @@ static void test_resend(void)
     end();
 }
 
+/* Of one index there is one token. A node that has another one is told of, once; the first copy stays. */
+static void test_token_mismatch(void)
+{
+    begin();
+    uint64_t p = join(BT_ROLE_PREFILL, 1, "p0");
+    uint64_t d[2] = {join(BT_ROLE_DECODE, 3, "d0"), join(BT_ROLE_DECODE, 4, "d1")};
+
+    /* The decode node begins with another token: it is stopped, the next attempt runs elsewhere. */
+    clear();
+    start(9);
+    struct bt_ticket t = SUBMIT(0)->ticket;
+    uint64_t ds = SUBMIT(1)->session;
+
+    output(p, &t, 0, 100, 1, 0, true);
+    output(ds, &t, 0, 107, 1, 0, true);
+    CHECK_EQ(bt_rt_core_stats(core)->token_mismatches, 1);
+    CHECK_EQ(n_warned, 1);
+    CHECK(strstr(warn_text, "p0") != NULL && strstr(warn_text, "107") != NULL);
+    CHECK(strstr(warn_text, ds == d[0] ? "d0" : "d1") != NULL && strstr(warn_text, "100") != NULL);
+    CHECK_EQ(count(BT_FROM_ROUTER_CANCEL), 2);
+    CHECK(!nth(BT_FROM_ROUTER_CANCEL, 0)->keep && !nth(BT_FROM_ROUTER_CANCEL, 1)->keep);
+    CHECK_EQ(count(BT_FROM_ROUTER_SUBMIT), 4);
+    CHECK_EQ(SUBMIT(3)->session, ds == d[0] ? d[1] : d[0]);
+    CHECK_EQ(SUBMIT(2)->n_tokens, 4);
+    CHECK_EQ(SUBMIT(2)->last_token, 100);
+    CHECK(!SUBMIT(2)->has_replaces);
+    CHECK_EQ(n_tokens, 1);
+    /* The prefill node's copy comes second and differs: the decode node goes on with what was taken. */
+    t = SUBMIT(2)->ticket;
+    ds = SUBMIT(3)->session;
+    output(ds, &t, 1, 101, 2, 0, true);
+    output(p, &t, 1, 55, 1, 1, true); /* even if it says that the answer ends here */
+    CHECK_EQ(bt_rt_core_stats(core)->token_mismatches, 2);
+    CHECK_EQ(n_warned, 2);
+    CHECK_EQ(count(BT_FROM_ROUTER_SUBMIT), 4);
+    output(ds, &t, 3, 103, 6, 2, true);
+    CHECK(n_ends == 1 && last_end.kind == BT_RT_FINISHED && n_tokens == 9);
+    CHECK_EQ(tokens[1], 101);
+    /* Told once for each node. */
+    clear();
+    start(9);
+    output(SUBMIT(0)->session, &SUBMIT(0)->ticket, 0, 100, 1, 0, true);
+    output(SUBMIT(1)->session, &SUBMIT(0)->ticket, 0, 101, 1, 0, true);
+    CHECK_EQ(bt_rt_core_stats(core)->token_mismatches, 3);
+    clear();
+    for (int i = 0; i < 2; i++) {
+        n_tokens = 0; /* of another answer */
+        start(9);
+        size_t n = count(BT_FROM_ROUTER_SUBMIT);
+
+        output(p, &SUBMIT(n - 2)->ticket, 0, 100, 1, 0, true);
+        output(SUBMIT(n - 1)->session, &SUBMIT(n - 2)->ticket, 0, 101, 1, 0, true);
+    }
+    CHECK_EQ(bt_rt_core_stats(core)->token_mismatches, 5);
+    CHECK(n_warned <= 1); /* of the second decode node */
+    end();
+}
+
 /* What is kept is let go when nobody will want it: the client leaves, or resends fail again and again. */
 static void test_kept_is_dropped(void)
 {
@@ -1353,6 +1411,7 @@ int main(void)
     test_refused_goes_on();
     test_resend();
     test_kept_is_dropped();
+    test_token_mismatch();
     test_given_back();
     test_node_loss();
     test_no_node();
