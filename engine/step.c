@@ -225,6 +225,7 @@ enum bt_status bt_engine_step(struct bt_engine *e, bool *worked, struct bt_engin
     stats->compute_ns = bt_clock_ns() - t0;
     if (st != BT_OK) {
         bt_batch_abandon(e->batch);
+        *stats = (struct bt_engine_step_stats){0};
         return st == BT_ERR_CANCELLED ? BT_OK : st;
     }
     bt_batch_commit(e->batch);

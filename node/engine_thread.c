@@ -467,7 +467,9 @@ static void *thread_main(void *arg)
         }
         flush_prompt_logprobs(t);
         tell_short(t, worked);
-        if (worked) {
+        if (worked && stats.n_spans == 0) { /* given up, or it only preempted: tells no speed */
+            take_snapshot(t, NULL);
+        } else if (worked) {
             take_snapshot(t, &stats);
             post(t, &(struct bt_engine_ev){.kind = BT_ENGINE_EV_STEP, .step = stats}, NULL);
         } else if (t->n_stash == 0 && bt_ring_pop_wait(t->cmds, &c, UINT64_MAX)) {

@@ -282,6 +282,7 @@ static void test_cancel(void)
     CHECK_EQ(bt_engine_step(d.engine, &worked, &stats), BT_OK);
     CHECK(worked);
     CHECK_EQ(d.n_interrupts, 2);
+    CHECK_EQ(stats.n_spans + stats.n_prefill_tokens, 0); /* they were not computed */
     CHECK_EQ(bt_engine_step(d.engine, &worked, &stats), BT_OK);
     CHECK(!worked);
     bt_engine_release(d.engine, a->seq);
