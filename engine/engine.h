@@ -165,7 +165,8 @@ void bt_engine_release(struct bt_engine *e, bt_seq_id seq);
  * still releases it after the step. */
 void bt_engine_cancel(struct bt_engine *e, bt_seq_id seq);
 
-struct bt_engine_step_stats { /* n_spans 0: nothing was computed, or given up because all was cancelled */
+struct
+    bt_engine_step_stats { /* n_spans 0: nothing was computed, or given up because all was cancelled */
     uint32_t n_prefill_tokens, n_decode_tokens, n_spans;
     uint64_t compute_ns;
 };

@@ -1,8 +1,11 @@
 """What the fault suites share: requests with long answers, their undisturbed answers, and firing while they run."""
 
+import contextlib
+import signal
 import threading
+import urllib.request
 
-from cluster import Cluster, parallel, stream_sse, tiny, wait_until
+from cluster import SLOW, Cluster, parallel, stream_sse, tiny, wait_until
 
 IDS = [1, *range(40, 75)]
 GREEDY = {"temperature": 0, "ignore_eos": True}
@@ -22,6 +25,25 @@ def stream(cluster, request, progress=None):
     text = "".join(e["choices"][0]["text"] for e in events)
     values = [v for e in events for v in e["choices"][0]["logprobs"]["token_logprobs"]]
     return text, values, events[-1]["choices"][0]["finish_reason"]
+
+
+@contextlib.contextmanager
+def frozen(daemon):
+    """SIGSTOP, and SIGCONT at the end."""
+    daemon.proc.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        if daemon.proc.poll() is None:
+            daemon.proc.send_signal(signal.SIGCONT)
+
+
+def node_metrics(daemon):
+    """What a node started with --health says of itself."""
+    url = daemon.find(r"health.*listening on (http://\S+)").group(1)
+    with urllib.request.urlopen(url + "/metrics", timeout=60 * SLOW) as r:
+        lines = r.read().decode().splitlines()
+    return {k: float(v) for k, v in (line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))}
 
 
 def undisturbed_answers(n=8):
