@@ -76,3 +76,54 @@ def under_fire(cluster, undisturbed, fire, after_events=2):
         assert g == w, f"stream {i} changed"
     assert unfinished[0] > 1, "it happened too late"
     cluster.wait_idle(20)
+
+
+class Background:
+    """A call in a thread of its own; result() raises what it raised."""
+
+    def __init__(self, call):
+        self.value = self.error = None
+
+        def run():
+            try:
+                self.value = call()
+            except BaseException as e:  # noqa: BLE001, raised by result()
+                self.error = e
+
+        self.thread = threading.Thread(target=run)
+        self.thread.start()
+
+    def result(self, seconds=120):
+        self.thread.join(seconds * SLOW)
+        assert not self.thread.is_alive(), "the client hangs"
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+
+class TwoRouters(Cluster):
+    """Every node serves two routers: this cluster's own and that of self.other, which is a cluster without nodes."""
+
+    def start_router(self, listen="127.0.0.1:0", sessions="127.0.0.1:0"):
+        super().start_router(listen, sessions)
+        self.own_sessions = self.sessions
+        if not hasattr(self, "other"):
+            self.other = Cluster(self.model, prefill=0, decode=0, wait=False, router_opts=self.router_opts)
+        self.sessions = f"{self.own_sessions},{self.other.sessions}"
+
+    def wait_ready(self, seconds=30):
+        super().wait_ready(seconds)
+        self.other.nodes = self.nodes
+        try:
+            self.other.wait_ready(seconds)
+        finally:
+            self.other.nodes = {}
+
+    def daemons(self):
+        return [*super().daemons(), self.other.router]
+
+    def close(self, check=True):
+        try:
+            super().close(check)
+        finally:
+            self.other.close(check)
