@@ -13,10 +13,13 @@ _folder = tempfile.TemporaryDirectory(prefix="baton-stubs-")
 PROTO = os.path.join(ROOT, "proto")
 
 
-def load():
-    """(messages, stubs) of baton.v1.Inference"""
+def load(package="v1", name="inference"):
+    """(messages, stubs) of baton.v1.Inference, or of another file under proto/baton."""
     arguments = ["protoc", f"--proto_path={PROTO}", f"--python_out={_folder.name}", f"--grpc_python_out={_folder.name}",
-                 os.path.join(PROTO, "baton", "v1", "inference.proto")]
+                 os.path.join(PROTO, "baton", package, f"{name}.proto")]
     assert protoc.main(arguments) == 0
-    sys.path.insert(0, _folder.name)
-    return importlib.import_module("baton.v1.inference_pb2"), importlib.import_module("baton.v1.inference_pb2_grpc")
+    if _folder.name not in sys.path:
+        sys.path.insert(0, _folder.name)
+    module = f"baton.{package.replace('/', '.')}.{name}_pb2"
+    importlib.invalidate_caches()
+    return importlib.import_module(module), importlib.import_module(module + "_grpc")
