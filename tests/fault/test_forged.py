@@ -354,7 +354,7 @@ def test_a_prompt_that_no_submit_announces(led):
     p.send(submit=submit(b"alone".ljust(16), peer_instance=d.hello.instance, peer_address=d.hello.transfer_address))
     assert "no submit" in p.wait_end(b"alone".ljust(16)).text
     for i in range(1100):
-        d.send(submit=submit(b"w%d" % i + b"." * (15 - len(str(i)))))
+        d.send(submit=submit(b"w%d" % i + b"." * (15 - len(str(i))), peer_instance=p.hello.instance))
     wait_until("the limit", lambda: [m for m in list(d.got) if m.WhichOneof("m") == "attempt_end" and "full" in m.attempt_end.text])
     d.send(b"the end")  # not a message: this session goes, and what it held
     r.next_session("decode-0")
