@@ -154,7 +154,8 @@ static void on_ask(struct bt_sim *s, struct sim_event *e)
     enum bt_status st = bt_rt_seq_start(r->core, s->now, &start, &q->seq);
 
     if (st != BT_OK) {
-        sim_log(s, "request %u is refused: the queue is full", e->i);
+        sim_logs(s, st == BT_ERR_TIMEOUT ? "its first token would be late" : "the queue is full",
+                 "request %u is refused: %s", e->i);
         over(s, q, REQ_DONE);
         s->result.n_refused++;
         if (s->cfg.must_finish || q->probe) {
@@ -455,6 +456,7 @@ void sim_client_end(struct bt_sim *s, struct sim_router *r, const struct bt_rt_a
     }
     s->result.n_refused++;
     bool right = a->end.kind == BT_RT_INVALID    ? !fits(s, q)
+                 : a->end.kind == BT_RT_LATE     ? s->cfg.max_ttft_ns != 0 && q->n_got == 0
                  : a->end.kind == BT_RT_DEADLINE ? q->t_deadline != 0 && s->now >= q->t_deadline
                                                  : a->end.kind != BT_RT_INTERNAL;
 

@@ -154,6 +154,9 @@ static void config_faults(struct bt_sim *s, struct sim_config *c, enum bt_sim_pr
         c->busy_ppm = rough && profile == BT_SIM_EVERYTHING ? sim_below(s, 20000) : 0;
         c->ctrl_lost_ppm = rough && profile == BT_SIM_EVERYTHING ? sim_below(s, 10000) : 0;
     }
+    if (!c->must_finish && sim_chance(s, 200000)) {
+        c->max_ttft_ns = sim_between(s, 1000, 5000) * SIM_MS;
+    }
 }
 
 /* How long a job may hold its pages after its ticket is over: a step and the shares in flight; with

@@ -80,7 +80,7 @@ struct sim_config {
     uint32_t seqs_max, queue_max, attempts_max;
     enum bt_rt_local local; /* of all routers */
     uint32_t local_tokens;
-    uint64_t queue_ns, grace_ns, migrate_ns;
+    uint64_t queue_ns, grace_ns, migrate_ns, max_ttft_ns;
     uint32_t n_requests, prompt_max, answer_max, cancel_ppm, deadline_ppm;
     uint32_t n_texts, alike_ppm; /* prompts that begin like a text, or like another request */
     uint64_t arrive_ns;          /* requests arrive in [0, arrive_ns) */

@@ -69,6 +69,7 @@ struct sim_router *sim_router_create(struct bt_sim *s, uint32_t proc)
         .nodes_max = SIM_NODES_MAX * 4,
         .attempts_max = c->attempts_max,
         .queue_ns = c->queue_ns,
+        .max_ttft_ns = c->max_ttft_ns,
         .grace_ns = c->grace_ns,
         .migrate_ns = c->migrate_ns,
         .lease_ns = c->lease_ns,

@@ -494,13 +494,13 @@ static void api_error_of(const struct gen_choice *ch, const struct bt_rt_end *en
                          struct bt_api_err *e)
 {
     static const enum bt_api_code code[] = {
-        [BT_RT_INVALID] = BT_API_INVALID,         [BT_RT_EXHAUSTED] = BT_API_EXHAUSTED,
-        [BT_RT_UNAVAILABLE] = BT_API_UNAVAILABLE, [BT_RT_INTERNAL] = BT_API_INTERNAL,
-        [BT_RT_DEADLINE] = BT_API_DEADLINE,
+        [BT_RT_INVALID] = BT_API_INVALID,   [BT_RT_EXHAUSTED] = BT_API_EXHAUSTED,
+        [BT_RT_LATE] = BT_API_EXHAUSTED,    [BT_RT_UNAVAILABLE] = BT_API_UNAVAILABLE,
+        [BT_RT_INTERNAL] = BT_API_INTERNAL, [BT_RT_DEADLINE] = BT_API_DEADLINE,
     };
 
     (void)bt_api_fail(e, code[end->kind], NULL, "%s", end->text);
-    if (end->kind == BT_RT_EXHAUSTED) {
+    if (end->kind == BT_RT_EXHAUSTED || end->kind == BT_RT_LATE) {
         const struct bt_router *r = ch->g->r;
         uint64_t wait = bt_rt_forecast(r->core, bt_net_loop_now(r->loop), ch->g->key,
                                        ch->g->params.priority, ch->prompt->n)
@@ -531,6 +531,8 @@ void bt_gen_on_seq_end(struct bt_router *r, const struct bt_rt_action *a)
     api_error_of(ch, &a->end, &e);
     if (a->end.kind == BT_RT_EXHAUSTED) {
         r->metrics.refused[BT_REFUSED_QUEUE_TIMEOUT]++;
+    } else if (a->end.kind == BT_RT_LATE) {
+        r->metrics.refused[BT_REFUSED_MAX_TTFT]++;
     } else if (a->end.kind == BT_RT_UNAVAILABLE && ch->info.n_attempts == 0) {
         r->metrics.refused[BT_REFUSED_NO_NODE]++;
     } else if (a->end.kind == BT_RT_INVALID) {

@@ -204,6 +204,14 @@ static void ahead_of(const struct bt_adm *a, uint32_t key, int32_t priority, uin
     }
 }
 
+uint64_t bt_adm_ahead(const struct bt_adm *a, uint32_t key, int32_t priority, uint32_t tokens)
+{
+    uint64_t n, work;
+
+    ahead_of(a, key, priority, tokens, &n, &work);
+    return n;
+}
+
 uint64_t bt_adm_wait_ns(const struct bt_adm *a, uint64_t now, uint32_t key, int32_t priority,
                         uint32_t tokens, const struct bt_adm_nodes *nodes)
 {
@@ -220,5 +228,6 @@ uint64_t bt_adm_wait_ns(const struct bt_adm *a, uint64_t now, uint32_t key, int3
     uint64_t busy = a->busy_ns + (a->n > 0 ? now - a->t_mark : 0);
     uint64_t pace = a->n_gone >= GONE_MIN ? busy / a->n_gone * steps : steps > 0 ? busy : 0;
 
+    pace = nodes->decode_ns > pace ? nodes->decode_ns : pace;
     return pace > wait ? pace : wait;
 }

@@ -74,7 +74,10 @@ struct bt_adm_nodes {
     double tokens;       /* prompt tokens at all of them that would be computed before */
     uint64_t least_ns;   /* work before it at the node with the least */
     bool full;           /* none of them, or no decode node, takes another sequence now */
+    uint64_t decode_ns;  /* until decode nodes likely have room for it and those in front of it */
 };
+/* How many have their turn before a newcomer. */
+uint64_t bt_adm_ahead(const struct bt_adm *a, uint32_t key, int32_t priority, uint32_t tokens);
 /* How long a newcomer would wait until its prompt is computed. */
 uint64_t bt_adm_wait_ns(const struct bt_adm *a, uint64_t now, uint32_t key, int32_t priority,
                         uint32_t tokens, const struct bt_adm_nodes *nodes);

@@ -262,6 +262,10 @@ enum rt_dispatch bt_rt_attempt_start(struct bt_rt_core *c, uint64_t now, struct 
     }
     bool local = pair.prefill == pair.decode;
 
+    if (!local && bt_rt_too_late_at(c, now, s, pair.prefill)) {
+        bt_rt_end_late(c, now, s);
+        return RT_ENDED;
+    }
     bt_rt_next_ticket(c, &t);
     if (!bt_ticket_table_rename(&c->seqs, s, &t)) {
         return RT_NO_ROOM; /* out of memory: again at the next tick */
@@ -283,6 +287,9 @@ enum rt_dispatch bt_rt_attempt_start(struct bt_rt_core *c, uint64_t now, struct 
     memcpy(s->info.attempt.decode_name, s->decode_name, sizeof s->decode_name);
     s->leg[BT_ROLE_PREFILL] = s->leg[BT_ROLE_DECODE] = (struct rt_leg){0};
     submit_legs(c, s, &pair, local);
+    if (!local) {
+        bt_rt_mix_note(c, now, s->leg[BT_ROLE_PREFILL].charge);
+    }
     c->stats.attempts++;
     c->stats.local += local;
     c->stats.migrated += s->info.n_attempts > 0 && s->reason != BT_ATTEMPT_REFUSED;

@@ -9,7 +9,10 @@
 #include "base/log.h"
 #include "base/mem.h"
 
-#define SCRATCH_MAX   ((size_t)256 << 20)
+#define SCRATCH_MAX ((size_t)256 << 20)
+/* A wait may become longer by a part of so many before it breaks the promise of max_ttft_ns: under overload all are
+ * admitted just below that. */
+#define WAIT_MARGIN   8u
 #define SCAN_MAX      256u  /* waiting sequences looked at in one pump */
 #define ANSWER_TOKENS 128.0 /* of an answer, before the first one was seen */
 
@@ -313,7 +316,7 @@ static bool comes_too_late(const struct bt_rt_core *c, uint64_t now,
     }
     struct bt_rt_forecast f = bt_rt_forecast(c, now, in->key, in->priority, in->n_prompt);
 
-    return !f.uncertain && f.wait_ns + f.prefill_ns > c->opts.max_ttft_ns;
+    return !f.uncertain && f.wait_ns + f.wait_ns / WAIT_MARGIN + f.prefill_ns > c->opts.max_ttft_ns;
 }
 
 enum bt_status bt_rt_seq_start(struct bt_rt_core *c, uint64_t now, const struct bt_rt_seq_start *in,
@@ -453,6 +456,10 @@ static void check_waiting(struct bt_rt_core *c, struct rt_seq *s, uint64_t now)
                           bt_rt_say(c, "%s%s%s", bt_rt_no_pair_text(c, bt_rt_wants_decode(s)),
                                     last[0] != '\0' ? "; " : "", last));
         }
+        return;
+    }
+    if (bt_rt_too_late(c, now, s)) {
+        bt_rt_end_late(c, now, s);
         return;
     }
     if (waited > c->opts.queue_ns) {

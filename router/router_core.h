@@ -68,9 +68,10 @@ enum bt_rt_action_kind {
 };
 
 enum bt_rt_end_kind {
-    BT_RT_FINISHED,    /* finish says how */
-    BT_RT_INVALID,     /* the request cannot run here */
-    BT_RT_EXHAUSTED,   /* no room within the queue time */
+    BT_RT_FINISHED,  /* finish says how */
+    BT_RT_INVALID,   /* the request cannot run here */
+    BT_RT_EXHAUSTED, /* no room within the queue time */
+    BT_RT_LATE, /* while it waited it became clear that its first token would come after max_ttft_ns */
     BT_RT_UNAVAILABLE, /* no pair, or every attempt failed */
     BT_RT_INTERNAL,
     BT_RT_DEADLINE,

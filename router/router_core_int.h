@@ -114,6 +114,17 @@ struct rt_list {
     struct rt_seq *first, *last;
 };
 
+/* Tokens of short prompts sent to nodes: in the period that began at t0, and in the one before. */
+struct rt_mix {
+    uint64_t t0;
+    double current, last;
+};
+
+/* Sums over first tokens of late, in ns: what they took, and what was expected. */
+struct rt_late {
+    double took, expected;
+};
+
 struct rt_gone {
     char name[RT_NAME_MAX];
     enum bt_role role;
@@ -127,10 +138,11 @@ struct bt_rt_core {
     uint32_t n_slots; /* slots of nodes ever used */
     struct bt_ticket_table seqs;
     struct rt_list waiting, running, over;
-    struct bt_adm adm;               /* order of the waiting */
-    double answer_mean;              /* tokens of an answer, of late */
-    double late_took, late_expected; /* sums over first tokens of late, in ns */
-    double prefill_speed;            /* tokens a second of a prefill node, on average */
+    struct bt_adm adm;  /* order of the waiting */
+    double answer_mean; /* tokens of an answer, of late */
+    struct rt_mix mix;
+    struct rt_late late[3]; /* short, longer and long prompts */
+    double prefill_speed;   /* tokens a second of a prefill node, on average */
     double handoff_ns; /* from the end of a prompt to its last page at the decode node, of late */
     struct bt_rt_stats stats;
     uint64_t served; /* ident of the nodes in use; 0: none yet */
@@ -265,16 +277,36 @@ double bt_rt_prefill_speed(const struct bt_rt_core *c, const struct rt_node *p);
 uint32_t bt_rt_pages_of(const struct rt_node *d, uint64_t tokens);
 /* Tokens that a sequence will probably have at its end. */
 uint64_t bt_rt_expected_tokens(const struct bt_rt_core *c, const struct rt_seq *s);
-/* As bt_rt_forecast(), before the correction by lateness. */
-struct bt_rt_forecast bt_rt_forecast_work(const struct bt_rt_core *c, uint64_t now, uint32_t key,
-                                          int32_t priority, uint32_t n_prompt);
-/* The first token of its first attempt is here: forecasts learn from it. */
-void bt_rt_first_token(struct bt_rt_core *c, uint64_t now, const struct rt_seq *s);
 /* After a load report or the loss of a node. */
 void bt_rt_speeds_changed(struct bt_rt_core *c);
 uint32_t bt_rt_context_of(const struct bt_rt_core *c, uint64_t ident, bool with_decode);
 /* Tokens of prompts that a node has still to compute. */
 uint64_t bt_rt_work_at(const struct rt_node *n);
+
+/* Tokens of work that a prompt of so many has in front of it at a prefill node, the time that takes, and whether the node
+ * takes one more for now. */
+uint64_t bt_rt_work_before(const struct rt_node *p, uint64_t n_tokens);
+uint64_t bt_rt_work_ns(const struct bt_rt_core *c, const struct rt_node *p, uint64_t tokens);
+bool bt_rt_takes_more(const struct bt_rt_core *c, const struct rt_node *p, uint64_t n_tokens);
+/* How many more sequences of so many tokens a decode node takes. */
+uint32_t bt_rt_room_of(const struct rt_node *d, uint64_t tokens);
+
+/* ---- router_forecast.c ---- */
+
+/* As bt_rt_forecast(), before the correction by lateness. */
+struct bt_rt_forecast bt_rt_forecast_work(const struct bt_rt_core *c, uint64_t now, uint32_t key,
+                                          int32_t priority, uint32_t n_prompt);
+/* The first token of its first attempt is here: forecasts learn from it. */
+void bt_rt_first_token(struct bt_rt_core *c, uint64_t now, const struct rt_seq *s);
+/* A prompt of so many tokens, those that are cached left out, goes to a prefill node. */
+void bt_rt_mix_note(struct bt_rt_core *c, uint64_t now, uint64_t tokens);
+/* Its first token would come after max_ttft_ns: if it went to that node now; wherever it went. Never of a sequence that
+ * had an attempt. */
+bool bt_rt_too_late_at(const struct bt_rt_core *c, uint64_t now, const struct rt_seq *s,
+                       const struct rt_node *p);
+bool bt_rt_too_late(const struct bt_rt_core *c, uint64_t now, const struct rt_seq *s);
+/* Ends one that is; forecasts learn from it. */
+void bt_rt_end_late(struct bt_rt_core *c, uint64_t now, struct rt_seq *s);
 
 /* ---- router_local.c ---- */
 

@@ -82,8 +82,9 @@ static const struct bt_opt options[] = {
     ROW("nodes-max", BT_OPT_U32, nodes_max, "1024", 2, 65536, "N",
         "Daemons with a session at once."),
     ROW("max-ttft", BT_OPT_DURATION, max_ttft, "0", 0, 3600e9, "MS",
-        "A request whose first token is predicted to come later is refused at once (429, "
-        "RESOURCE_EXHAUSTED, with the wait to expect), in ms; 0: never."),
+        "A request whose first token is predicted to come later is refused (429, "
+        "RESOURCE_EXHAUSTED, with the wait to expect): at once, or while it waits, if others take "
+        "longer than was predicted. In ms; 0: never."),
     ROW("queue-timeout", BT_OPT_DURATION, queue_timeout, "30s", 0, 3600e9, "MS",
         "Longest wait for room on a node before a request is refused, in ms."),
     ROW("no-node-grace", BT_OPT_DURATION, no_node_grace, "1s", 0, 3600e9, "MS",

@@ -1,6 +1,6 @@
 /* The choice of a pair for a sequence: by the seconds of work that wait at a prefill node and how full a decode node will
- * be, load counted at dispatch, ties rotated, what failed before avoided. And from the same numbers the forecast for a
- * newcomer. Owns the cost of a node; refuses to know what a request asks for beyond its size and its beginning.
+ * be, load counted at dispatch, ties rotated, what failed before avoided. Owns the cost of a node; refuses to know what a
+ * request asks for beyond its size and its beginning.
  *
  * What a prefill node likely has cached of the prompt is work that it need not do: so a prefix draws prompts to its
  * node only until others are that much work ahead. It is never buried, and a node that all want does not stop the
@@ -19,19 +19,12 @@
 #define AHEAD_S       0.5
 #define AHEAD_PROMPTS 2u
 #define SPEED         2000.0 /* tokens a second of a prefill node, before anything was measured */
-/* Speeds that differ less from the mean are taken as equal, so that ties stay ties; that of an idle
- * node is old after a while, and measured anew. */
-#define SPEED_NOISE  0.25
-#define SPEED_OLD_NS (UINT64_C(10) * 1000000000)
-#define CREDIT_MAX   1024u /* cached tokens, */
-#define CREDIT_SEQS  0.9   /* which are worth so many sequences on a decode node */
+/* Speeds that differ less from the mean are taken as equal, so that ties stay ties. */
+#define SPEED_NOISE 0.25
+#define CREDIT_MAX  1024u /* cached tokens, */
+#define CREDIT_SEQS 0.9   /* which are worth so many sequences on a decode node */
 /* An answer without a near end is expected to be so many times the mean. */
 #define EXPECT_MEANS 2.0
-/* Forecasts are corrected by about so many first tokens, but for those that were expected sooner than
- * means anything. */
-#define LATE_MEAN     16.0
-#define LATE_MAX      4.0
-#define LATE_NOISE_NS 20000000u
 
 static uint32_t limit_of(const struct rt_node *n)
 {
@@ -131,7 +124,7 @@ uint64_t bt_rt_work_at(const struct rt_node *p)
 }
 
 /* Work that a prompt of so many tokens has in front of it. */
-static uint64_t work_before(const struct rt_node *p, uint64_t n_tokens)
+uint64_t bt_rt_work_before(const struct rt_node *p, uint64_t n_tokens)
 {
     uint64_t all = bt_rt_work_at(p);
     uint64_t others = (uint64_t)(p->other_seqs + 1) * BT_ADM_SHORT;
@@ -140,18 +133,18 @@ static uint64_t work_before(const struct rt_node *p, uint64_t n_tokens)
     return n_tokens <= BT_ADM_SHORT && parts < all ? parts : all;
 }
 
-static uint64_t work_ns(const struct bt_rt_core *c, const struct rt_node *p, uint64_t tokens)
+uint64_t bt_rt_work_ns(const struct bt_rt_core *c, const struct rt_node *p, uint64_t tokens)
 {
     return (uint64_t)((double)tokens / bt_rt_prefill_speed(c, p) * 1e9);
 }
 
-static bool takes_more(const struct bt_rt_core *c, const struct rt_node *p, uint64_t n_tokens)
+bool bt_rt_takes_more(const struct bt_rt_core *c, const struct rt_node *p, uint64_t n_tokens)
 {
     double chunks = AHEAD_CHUNKS * (p->hello.chunk_tokens > 0 ? p->hello.chunk_tokens : CHUNK);
     double ahead = bt_rt_prefill_speed(c, p) * AHEAD_S;
 
     return p->own_prompts < AHEAD_PROMPTS ||
-           (double)work_before(p, n_tokens) < (ahead > chunks ? ahead : chunks);
+           (double)bt_rt_work_before(p, n_tokens) < (ahead > chunks ? ahead : chunks);
 }
 
 /* ---- decode ---- */
@@ -188,14 +181,18 @@ static uint64_t decode_cost(const struct rt_node *n, uint64_t tokens)
 
 /* Sequences beyond what fits would only be refused there: they wait here, where any node can take
  * them. */
-static bool has_room(const struct rt_node *d, uint64_t tokens)
+uint32_t bt_rt_room_of(const struct rt_node *d, uint64_t tokens)
 {
-    if (d->own_seqs == 0) {
-        return true;
+    uint32_t most = d->hello.max_batch == 0 ? UINT32_MAX : DECODE_AHEAD * d->hello.max_batch;
+    uint64_t taken = d->own_pages + d->other_pages, pages = bt_rt_pages_of(d, tokens);
+    uint32_t room = most > d->own_seqs ? most - d->own_seqs : 0;
+
+    if (d->hello.n_pages > 0 && pages > 0) {
+        uint64_t fit = d->hello.n_pages > taken ? (d->hello.n_pages - taken) / pages : 0;
+
+        room = fit < room ? (uint32_t)fit : room;
     }
-    return (d->hello.max_batch == 0 || d->own_seqs < DECODE_AHEAD * d->hello.max_batch) &&
-           (d->hello.n_pages == 0 ||
-            d->own_pages + d->other_pages + bt_rt_pages_of(d, tokens) <= d->hello.n_pages);
+    return room == 0 && d->own_seqs == 0 ? 1 : room;
 }
 
 /* ---- pairs ---- */
@@ -242,17 +239,17 @@ static void consider(struct bt_rt_core *c, struct search *x, const struct rt_seq
         bt_rt_work_at(p) + (p->hello.instance == s->prefer ? 0 : s->n_tokens - p->credit);
 
     x->any = true;
-    if (d != NULL && !has_room(d, tokens)) {
+    if (d != NULL && bt_rt_room_of(d, tokens) == 0) {
         return;
     }
     struct choice y = {*pair, kept, pen,
-                       work_ns(c, p, work) + (d != NULL ? decode_cost(d, tokens) : 0)};
+                       bt_rt_work_ns(c, p, work) + (d != NULL ? decode_cost(d, tokens) : 0)};
 
-    uint64_t ns = work_ns(c, p, bt_rt_work_at(p));
+    uint64_t ns = bt_rt_work_ns(c, p, bt_rt_work_at(p));
 
     x->least_ns = ns < x->least_ns ? ns : x->least_ns;
     keep_better(&x->best, &y);
-    if (kept || takes_more(c, p, s->n_tokens)) {
+    if (kept || bt_rt_takes_more(c, p, s->n_tokens)) {
         keep_better(&x->open, &y);
     }
 }
@@ -327,7 +324,7 @@ static bool worth_it(const struct bt_rt_core *c, const struct search *x)
     const struct rt_node *best = x->best.pair.prefill, *open = x->open.pair.prefill;
 
     return open == best || (open != NULL && x->open.penalty == x->best.penalty &&
-                            work_ns(c, open, bt_rt_work_at(open)) <= x->least_ns);
+                            bt_rt_work_ns(c, open, bt_rt_work_at(open)) <= x->least_ns);
 }
 
 /* Another than the best pair: a decode node alone. */
@@ -362,72 +359,4 @@ enum rt_dispatch bt_rt_place(struct bt_rt_core *c, uint64_t now, const struct rt
         c->next_node[BT_ROLE_DECODE] = (uint32_t)out->decode->session + 1;
     }
     return RT_DISPATCHED;
-}
-
-/* ---- forecast ---- */
-
-void bt_rt_first_token(struct bt_rt_core *c, uint64_t now, const struct rt_seq *s)
-{
-    if (s->expect_ns < LATE_NOISE_NS) {
-        return;
-    }
-    c->late_took += (double)(now - s->t_start) - c->late_took / LATE_MEAN;
-    c->late_expected += (double)s->expect_ns - c->late_expected / LATE_MEAN;
-}
-
-/* What first tokens took of late, over what was expected: batches, steps beside the computation, and whatever else no
- * report tells. */
-static double lateness(const struct bt_rt_core *c)
-{
-    double x = c->late_expected > 0 ? c->late_took / c->late_expected : 1;
-
-    return x > LATE_MAX ? LATE_MAX : x < 1 / LATE_MAX ? 1 / LATE_MAX : x;
-}
-
-struct bt_rt_forecast bt_rt_forecast(const struct bt_rt_core *c, uint64_t now, uint32_t key,
-                                     int32_t priority, uint32_t n_prompt)
-{
-    struct bt_rt_forecast f = bt_rt_forecast_work(c, now, key, priority, n_prompt);
-
-    f.wait_ns = (uint64_t)((double)f.wait_ns * lateness(c));
-    f.prefill_ns = (uint64_t)((double)f.prefill_ns * lateness(c));
-    return f;
-}
-
-struct bt_rt_forecast bt_rt_forecast_work(const struct bt_rt_core *c, uint64_t now, uint32_t key,
-                                          int32_t priority, uint32_t n_prompt)
-{
-    struct bt_adm_nodes nodes = {.least_ns = UINT64_MAX};
-    struct bt_rt_forecast f = {0};
-    bool prefill_room = false, decode_room = false;
-
-    for (uint32_t i = 0; i < c->n_slots; i++) {
-        const struct rt_node *n = &c->nodes[i];
-
-        if (n->ident != c->served) {
-            continue;
-        }
-        if (bt_rt_usable(n, BT_ROLE_DECODE)) {
-            decode_room = decode_room || has_room(n, n_prompt);
-        }
-        if (bt_rt_computes(c, n)) {
-            uint64_t before = work_before(n, n_prompt), ns = work_ns(c, n, before);
-            bool idle = n->own_prompts == 0 && n->other_tokens == 0;
-
-            nodes.tokens += (double)before;
-            nodes.tokens_per_s += bt_rt_prefill_speed(c, n);
-            prefill_room = prefill_room || takes_more(c, n, n_prompt);
-            f.uncertain = f.uncertain || (idle && now - n->t_speed > SPEED_OLD_NS);
-            if (ns < nodes.least_ns) {
-                nodes.least_ns = ns;
-                f.prefill_ns = work_ns(c, n, n_prompt);
-            }
-        }
-    }
-    if (nodes.tokens_per_s > 0) {
-        nodes.full = !prefill_room || !decode_room;
-        f.wait_ns = bt_adm_wait_ns(&c->adm, now, key, priority, n_prompt, &nodes);
-        f.uncertain = f.uncertain && c->adm.n == 0;
-    }
-    return f;
 }
