@@ -152,7 +152,7 @@ install_deps() {
     mapfile -t missing < <(missing_packages | sed "s/^llhttp\$/$(llhttp_package)/")
     if ! as_root "${apt[@]}" -y --no-install-recommends install "${missing[@]}"; then
         by_hand
-        die "apt-get install failed: its messages are above"
+        die "apt-get install failed: its messages are above; does this machine reach a package mirror?"
     fi
     left=$(missing_packages | tr '\n' ' ')
     [ -z "$left" ] || die "still missing after the installation: $left(is this release too old?)"
