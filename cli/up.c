@@ -269,6 +269,7 @@ static void exec_child(const struct up *u, const struct child *c, int err_fd)
         _exit(127);
     }
     (void)prctl(PR_SET_PDEATHSIG, SIGTERM);
+    (void)unsetenv("BATON_CONFIG"); /* ours: its options are not theirs */
     snprintf(path, sizeof path, "%s/%s", u->bin, programs[c->kind]);
     snprintf(threads, sizeof threads, "%u", share > 0 ? share : 1);
     snprintf(kv, sizeof kv, "%llu",
@@ -288,10 +289,10 @@ static void exec_child(const struct up *u, const struct child *c, int err_fd)
     } else {
         ARG("--router"), ARG(u->sessions);
         ARG("--name"), ARG(c->name);
-        if (!passes(u, c->kind, "--threads")) {
+        if (!passes(u, c->kind, "--threads") && getenv("BATON_THREADS") == NULL) {
             ARG("--threads"), ARG(threads);
         }
-        if (!passes(u, c->kind, "--kv-bytes")) {
+        if (!passes(u, c->kind, "--kv-bytes") && getenv("BATON_KV_BYTES") == NULL) {
             ARG("--kv-bytes"), ARG(kv);
         }
     }

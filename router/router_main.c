@@ -205,7 +205,11 @@ static void on_hup(void *arg, int signum)
     struct program *p = arg;
 
     (void)signum;
-    bt_request_log_reopen(p->router.request_log);
+    if (p->router.request_log != NULL) {
+        bt_request_log_reopen(p->router.request_log);
+    } else {
+        bt_log_info("router", "SIGHUP: there is no --request-log to open anew");
+    }
 }
 
 /* ---- start ---- */
@@ -217,9 +221,8 @@ static enum bt_status start_request_log(struct program *p, struct bt_err *err)
 
     if (st != BT_OK) {
         bt_err_prefix(err, "--request-log");
-        return st;
     }
-    return bt_net_signal_start(r->loop, SIGHUP, on_hup, p, &p->sighup);
+    return st;
 }
 
 static enum bt_status parse_local(const char *text, struct bt_rt_opts *o, struct bt_err *err)
@@ -368,7 +371,8 @@ static enum bt_status start(struct program *p, struct bt_err *err)
     }
     if (st == BT_OK &&
         (bt_net_signal_start(p->router.loop, SIGTERM, on_signal, p, &p->sigterm) != BT_OK ||
-         bt_net_signal_start(p->router.loop, SIGINT, on_signal, p, &p->sigint) != BT_OK)) {
+         bt_net_signal_start(p->router.loop, SIGINT, on_signal, p, &p->sigint) != BT_OK ||
+         bt_net_signal_start(p->router.loop, SIGHUP, on_hup, p, &p->sighup) != BT_OK)) {
         st = bt_err_set(err, BT_ERR_NOMEM, "out of memory");
     }
     return st;

@@ -318,6 +318,19 @@ def test_no_passed_option_is_lost(tmp_path):
         assert "first" in run("status", "--server", u.address).stdout
 
 
+def test_environment_of_up(tmp_path, monkeypatch):
+    """The nodes' options reach them, and the file of `up` is for `up` alone."""
+    (tmp_path / "up.conf").write_text("prefill = 2\n", encoding="utf-8")
+    monkeypatch.setenv("BATON_CONFIG", str(tmp_path / "up.conf"))
+    monkeypatch.setenv("BATON_THREADS", "1")
+    u = Up(tmp_path=tmp_path)
+    monkeypatch.delenv("BATON_CONFIG")
+    with u:
+        children = u.children().values()
+        assert len(children) == 4 and not any("--threads" in c for c in children)
+        assert run("status", "--server", u.address).stdout.count(" 1 thread;") == 3
+
+
 @pytest.mark.parametrize("args,words", [
     (["--name", "a"], ["--prefill-name", "--decode-name"]),
     (["--prefill", "2", "--prefill-name", "a"], ["2 prefill nodes", "prefill-1"]),

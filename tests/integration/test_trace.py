@@ -79,6 +79,13 @@ def test_log_and_trace(tmp_path):
         assert c.metric_sum("baton_request_log_lines_total") == 3 and c.metric_sum("baton_request_log_lost_total") == 0
 
 
+def test_rotation_without_a_log_harms_nobody():
+    with Cluster(tiny("llama")) as c:
+        c.router.proc.send_signal(signal.SIGHUP)
+        c.router.find("no --request-log")
+        assert c.http("/live")[0] == 200
+
+
 def test_a_lost_node_is_told(tmp_path):
     """The attempt on the node that was killed is in the log, with the reason, and in the drawing."""
     log = str(tmp_path / "requests.jsonl")
