@@ -4,6 +4,7 @@
 #include "cli/fetch.h"
 
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -67,13 +68,18 @@ enum bt_status bt_cli_fetch_model(struct bt_buf *path, struct bt_err *err)
     }
     close(fds[1]);
     while (pid > 0 && ((n = read(fds[0], chunk, sizeof chunk)) > 0 || (n < 0 && errno == EINTR))) {
-        if (n > 0 && !bt_buf_add(path, chunk, (size_t)n)) {
+        if (n < 0) {
+            (void)kill(pid, SIGINT); /* only `baton up` handles signals, and those that stop it */
+        } else if (!bt_buf_add(path, chunk, (size_t)n)) {
             break;
         }
     }
     close(fds[0]);
     bt_buf_fini(&folder);
-    if (pid < 0 || waitpid(pid, &status, 0) != pid) {
+    while (pid > 0 && waitpid(pid, &status, 0) != pid && errno == EINTR) {
+        (void)kill(pid, SIGINT);
+    }
+    if (pid < 0) {
         return bt_err_set(err, BT_ERR_IO, "cannot run python3: %s", strerror(errno));
     }
     if (WIFEXITED(status) && WEXITSTATUS(status) == 127) {

@@ -315,6 +315,7 @@ static enum bt_status start_child(struct up *u, enum child_kind kind, const char
                                   struct bt_err *err)
 {
     struct child *c = &u->children[u->n];
+    sigset_t all, before;
     int fds[2];
 
     BT_ASSERT(u->n < CHILDREN_MAX);
@@ -323,16 +324,21 @@ static enum bt_status start_child(struct up *u, enum child_kind kind, const char
     if (pipe2(fds, O_CLOEXEC) != 0) {
         return bt_err_set(err, BT_ERR_IO, "pipe: %s", strerror(errno));
     }
+    /* A stop signal that comes to the child before it is another program must end it: our handler, which it has
+     * until then, would only count it. */
+    sigfillset(&all);
+    sigprocmask(SIG_SETMASK, &all, &before);
     c->pid = fork();
     if (c->pid == 0) {
-        sigset_t none;
-
-        sigemptyset(&none);
-        sigprocmask(SIG_SETMASK, &none, NULL);
+        (void)signal(SIGINT, SIG_DFL);
+        (void)signal(SIGTERM, SIG_DFL);
+        sigemptyset(&all);
+        sigprocmask(SIG_SETMASK, &all, NULL);
         (void)setpgid(
             0, 0); /* the terminal's Ctrl-C comes to us alone; we end the children in order */
         exec_child(u, c, fds[1]);
     }
+    sigprocmask(SIG_SETMASK, &before, NULL);
     close(fds[1]);
     if (c->pid < 0) {
         close(fds[0]);
@@ -589,6 +595,10 @@ static void print_ready(struct up *u)
 static int run(struct up *u, struct bt_err *err)
 {
     uint64_t next_poll = 0;
+
+    if (stop_signals > 0) {
+        return 0; /* came while the model was fetched */
+    }
     enum bt_status st = start_child(u, CHILD_ROUTER, "router", err);
 
     u->next_progress = bt_clock_ns() + SAY_LOAD_NS;

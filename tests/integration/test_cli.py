@@ -281,6 +281,22 @@ def test_sigint_stops_all_children(tmp_path):
         wait_until("the children to end", lambda: all(map(gone, children)), 10)
 
 
+@pytest.mark.parametrize("deaf", [False, True])
+def test_stopped_while_it_fetches(tmp_path, deaf):
+    """Then nothing is started; a fetch that ends at once is told to, one that does not is waited for."""
+    python = tmp_path / "python3"
+    python.write_text(f"#!/bin/sh\n{'trap : INT' if deaf else ''}\ntouch {tmp_path}/started\n"
+                      f"for i in 1 2 3 4 5 6 7 8; do sleep 0.25; done\necho {tiny('llama')}\n", encoding="utf-8")
+    python.chmod(0o755)
+    p = subprocess.Popen([BATON, "up", "--listen", "127.0.0.1:0"], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                         env=dict(os.environ, PATH=f"{tmp_path}:{os.environ['PATH']}"), start_new_session=True)
+    wait_until("the fetch", lambda: (tmp_path / "started").exists())
+    p.send_signal(signal.SIGINT)
+    _, err = p.communicate(timeout=25 * SLOW)
+    assert p.returncode == (0 if deaf else 1), err
+    assert "ready" not in err and "Ctrl-C" not in err
+
+
 def test_children_die_with_it(tmp_path):
     with Up(tmp_path=tmp_path) as u:
         children = u.children()
