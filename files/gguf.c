@@ -453,12 +453,16 @@ static enum bt_status read_header(struct bt_gguf *g, struct reader *r)
     }
     /* Counts are believed only as far as the file's size can back them. */
     if (n_tensors > TENSORS_MAX || n_tensors > r->end / TENSOR_ENTRY_BYTES_MIN) {
-        return bt_err_set(r->err, BT_ERR_INVALID, "%s: byte 8: %" PRIu64 " tensors", r->path,
-                          n_tensors);
+        return bt_err_set(r->err, BT_ERR_INVALID,
+                          "%s: byte 8: %" PRIu64
+                          " tensors do not fit into %zu bytes, or are over %u",
+                          r->path, n_tensors, (size_t)r->end, (unsigned)TENSORS_MAX);
     }
     if (n_values > KEYS_MAX || n_values > r->end / KEY_ENTRY_BYTES_MIN) {
-        return bt_err_set(r->err, BT_ERR_INVALID, "%s: byte 16: %" PRIu64 " metadata keys", r->path,
-                          n_values);
+        return bt_err_set(r->err, BT_ERR_INVALID,
+                          "%s: byte 16: %" PRIu64
+                          " metadata keys do not fit into %zu bytes, or are over %u",
+                          r->path, n_values, (size_t)r->end, (unsigned)KEYS_MAX);
     }
     st = read_values(g, r, n_values);
     return st == BT_OK ? read_tensors(g, r, n_tensors) : st;

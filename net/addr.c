@@ -63,6 +63,9 @@ static const char *split(const char *text, const char **begin, const char **end,
         *port = close[1] == ':' ? close + 2 : NULL;
         return NULL;
     }
+    if (strstr(text, "://") != NULL) {
+        return "expected HOST:PORT, not a URL";
+    }
     const char *colon = strchr(text, ':');
     if (colon != NULL && strchr(colon + 1, ':') != NULL) {
         return "an IPv6 address needs brackets";

@@ -104,6 +104,7 @@ int main(void)
     good("[fe80::2]", 7, "fe80::2", 7, "[fe80::2]:7");
     good(":9", -1, "0.0.0.0", 9, "0.0.0.0:9");
     good("a.example", 443, "a.example", 443, "a.example:443");
+    bad("http://127.0.0.1:80");
     bad("");
     bad("host");
     bad("host:");
