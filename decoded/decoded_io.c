@@ -185,6 +185,7 @@ static void on_engine(void *arg, const struct bt_engine_ev *ev)
     case BT_ENGINE_EV_SHORT:
     case BT_ENGINE_EV_STEP:
     case BT_ENGINE_EV_BROKEN:
+    case BT_ENGINE_EV_CACHE:
         return;
     }
     run(d);

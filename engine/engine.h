@@ -123,7 +123,7 @@ struct bt_engine_pages bt_engine_pages(const struct bt_engine *e);
  * several holders. */
 bt_seq_id bt_engine_page_holder(const struct bt_engine *e, uint32_t group, uint32_t page);
 /* Blocks of tokens that came into the prefix cache or left it since the last call: see
- * bt_batch_cache_changes(). To be called after each step, land, start and release. */
+ * bt_batch_cache_changes(). To be called after a step and the calls before it. */
 const struct bt_prefix_change *bt_engine_cache_changes(struct bt_engine *e, uint32_t *n);
 /* Largest sequence (tokens) that an empty pool holds; at most the model's context. */
 uint32_t bt_engine_max_tokens(const struct bt_engine *e);

@@ -130,6 +130,23 @@ static void post_failed(struct bt_engine_thread *t, uint64_t job, enum bt_status
          copy);
 }
 
+static void tell_cache(struct bt_engine_thread *t)
+{
+    struct bt_engine_ev ev = {.kind = BT_ENGINE_EV_CACHE};
+    const struct bt_prefix_change *list = bt_engine_cache_changes(t->engine, &ev.cache.n);
+
+    if (ev.cache.n == 0) {
+        return;
+    }
+    struct bt_prefix_change *copy = bt_alloc(ev.cache.n * sizeof *copy);
+
+    if (copy != NULL) { /* else routers guess wrong for a while */
+        memcpy(copy, list, ev.cache.n * sizeof *copy);
+        ev.cache.list = copy;
+        post(t, &ev, copy);
+    }
+}
+
 /* ---- job ids and sequence ids ---- */
 
 static struct job_slot *job_find(struct bt_engine_thread *t, uint64_t job)
@@ -476,6 +493,7 @@ static void *thread_main(void *arg)
             do_cmd(t, &c);
             take_snapshot(t, NULL);
         }
+        tell_cache(t);
     }
     return NULL;
 }

@@ -28,6 +28,7 @@ enum bt_engine_ev_kind {
     BT_ENGINE_EV_SHORT, /* a prompt waits for pages that others hold: after each step, and before sleeping */
     BT_ENGINE_EV_LANDED, /* pages are leased */
     BT_ENGINE_EV_STEP,   /* end of a step: all its tokens were posted */
+    BT_ENGINE_EV_CACHE,  /* blocks came into the prefix cache, or left it */
     BT_ENGINE_EV_BROKEN, /* the device failed: the engine thread has stopped, status, text */
 };
 
@@ -54,6 +55,10 @@ struct bt_engine_ev {
         const uint32_t *page_ids[BT_MODEL_KV_GROUPS_MAX];
     } landed;
     struct bt_engine_step_stats step;
+    struct {
+        uint32_t n;
+        const struct bt_prefix_change *list;
+    } cache;
 };
 typedef void bt_engine_ev_fn(void *arg, const struct bt_engine_ev *ev);
 

@@ -26,6 +26,7 @@
 #define OUTBOX_ARENA         ((size_t)256 << 20)
 #define TRANSFER_COMMANDS    65536u
 #define XFER_EVENTS_PER_TURN 256
+#define BLOCKS_MAX           (1u << 22) /* of the prefix cache, told to routers: 96 MiB here at most */
 
 /* ---- outputs ---- */
 
@@ -166,7 +167,22 @@ void bt_node_set_transport(struct bt_node *n, uint64_t instance, const char *tex
     snprintf(p->transports[i].text, sizeof p->transports[i].text, "%s", text);
 }
 
-static void node_load(void *arg, struct bt_msg_load *out)
+static void tell_prefix_blocks(struct bt_node *n, uint32_t router, struct bt_msg_load *out)
+{
+    struct bt_prefix_news news;
+
+    if (n->p->report != NULL) {
+        bt_prefix_report_next(n->p->report, router, &news);
+        out->prefix_blocks = (struct bt_msg_prefix_blocks){.told = true,
+                                                           .reset = news.reset,
+                                                           .n_added = news.n_added,
+                                                           .n_removed = news.n_removed,
+                                                           .added = news.added,
+                                                           .removed = news.removed};
+    }
+}
+
+static void node_load(void *arg, uint32_t router, struct bt_msg_load *out)
 {
     struct bt_node *n = arg;
     struct bt_node_private *p = n->p;
@@ -198,6 +214,7 @@ static void node_load(void *arg, struct bt_msg_load *out)
         .transports = p->transport_msgs,
     };
     n->hooks.load(n->hooks.arg, out);
+    tell_prefix_blocks(n, router, out);
 }
 
 /* ---- events ---- */
@@ -212,6 +229,9 @@ static void on_engine(void *arg, const struct bt_engine_ev *ev)
         bt_log_error("engine", "%s: %s; this node ends", ev->text, bt_status_str(ev->status));
         n->p->broken = true;
         bt_net_loop_stop(n->loop);
+        return;
+    } else if (ev->kind == BT_ENGINE_EV_CACHE) {
+        bt_prefix_report_change(n->p->report, ev->cache.list, ev->cache.n);
         return;
     }
     n->hooks.on_engine(n->hooks.arg, ev);
@@ -286,6 +306,9 @@ static void on_router_lost(void *arg, uint32_t router)
 {
     struct bt_node *n = arg;
 
+    if (n->p->report != NULL) {
+        bt_prefix_report_restart(n->p->report, router);
+    }
     n->p->outboxes[router].n = 0;
     bt_arena_reset(&n->p->outboxes[router].arena);
     n->hooks.on_router_lost(n->hooks.arg, router);
@@ -523,6 +546,16 @@ static void log_pool(const struct bt_engine_layout *l)
     }
 }
 
+/* Blocks of 64 tokens and more: no more of them than pages. */
+static enum bt_status start_report(struct bt_node *n)
+{
+    uint32_t pages = bt_prefix_block_tokens(n->layout->page_tokens) / n->layout->page_tokens;
+    uint32_t blocks = n->layout->groups[0].n_pages / pages + 1;
+
+    return bt_prefix_report_create(blocks < BLOCKS_MAX ? blocks : BLOCKS_MAX, BT_ROUTERS_MAX,
+                                   &n->p->report);
+}
+
 static enum bt_status start_engine(struct bt_node *n, struct bt_err *err)
 {
     static const char *const isas[] = {"auto", "plain", "avx2", "avx512"};
@@ -558,6 +591,10 @@ static enum bt_status start_engine(struct bt_node *n, struct bt_err *err)
                 (double)(bt_clock_ns() - t0) / 1e6, bt_engine_describe(e), n->layout->kv_layout,
                 bt_engine_max_tokens(e), n->cfg.prefix_cache != 0 ? "on" : "off");
     log_pool(n->layout);
+    if (n->cfg.prefix_cache != 0 && start_report(n) != BT_OK) {
+        bt_engine_destroy(e);
+        return bt_err_set(err, BT_ERR_NOMEM, "no memory for the list of cached blocks");
+    }
     st = bt_engine_thread_start(n->loop, e, n->cfg.max_jobs, on_engine, n, &n->engine);
     return st == BT_OK ? BT_OK : bt_err_set(err, st, "cannot start the engine thread");
 }
@@ -712,6 +749,7 @@ static void node_stop(struct bt_node *n)
     if (p->xfer_inbox != NULL) {
         bt_inbox_destroy(p->xfer_inbox);
     }
+    bt_prefix_report_destroy(p->report);
     bt_arena_fini(&p->control_arena);
     bt_buf_fini(&p->control);
     for (uint32_t i = 0; i < BT_ROUTERS_MAX; i++) {

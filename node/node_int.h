@@ -4,6 +4,8 @@
 #include "base/arena.h"
 #include "net/loop.h"
 #include "node/node.h"
+#include "sched/prefix_hash.h"
+#include "sched/prefix_report.h"
 
 #define PEERS_MAX 256u
 
@@ -29,6 +31,7 @@ struct bt_node_private {
     } transports[PEERS_MAX];
     struct bt_msg_transport transport_msgs[PEERS_MAX];
     uint32_t n_transports;
+    struct bt_prefix_report *report; /* NULL: no prefix cache */
     int load_tenth;
     int name_fd; /* holds the number in a default name; -1: none */
     bool was_up, draining, gave_back, broken;

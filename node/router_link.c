@@ -101,7 +101,7 @@ static void send_load(struct session *s)
 {
     struct bt_from_daemon m = {.kind = BT_FROM_DAEMON_LOAD};
 
-    s->link->opts.load(s->link->opts.arg, &m.load);
+    s->link->opts.load(s->link->opts.arg, s->index, &m.load);
     send_on(s, &m);
 }
 

@@ -21,9 +21,9 @@ struct bt_router_link_opts {
     uint64_t heartbeat_ns;
     uint64_t lease_ns; /* silence of a router after which its session is given up */
     void *arg;
-    /* Fills in the load to report now; what it points to is borrowed until the call after returns.
-     */
-    void (*load)(void *arg, struct bt_msg_load *out);
+    /* Fills in the load to report to this router now; what it points to is borrowed until the call
+     * after returns. */
+    void (*load)(void *arg, uint32_t router, struct bt_msg_load *out);
     void (*on_up)(void *arg, uint32_t router);   /* welcomed */
     void (*on_lost)(void *arg, uint32_t router); /* after on_up, once */
     void (*on_message)(void *arg, uint32_t router,

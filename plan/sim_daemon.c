@@ -177,9 +177,10 @@ void sim_node_hello(struct bt_sim *s, const struct sim_node *n, struct bt_msg_he
     };
 }
 
-void sim_node_load(struct bt_sim *s, const struct sim_node *n, struct bt_msg_load *l)
+void sim_node_load(struct bt_sim *s, struct sim_node *n, uint32_t link, struct bt_msg_load *l)
 {
     struct bt_batch_load b = bt_batch_load(n->engine.batch);
+    struct bt_prefix_news news;
 
     *l = (struct bt_msg_load){.waiting = b.n_waiting,
                               .running = b.n_running,
@@ -190,6 +191,15 @@ void sim_node_load(struct bt_sim *s, const struct sim_node *n, struct bt_msg_loa
     if (s->cfg.local == BT_RT_LOCAL_AUTO) { /* it decides by speeds */
         l->prefill_tokens_per_s = 1e9 / (double)s->cfg.token_ns;
         l->decode_step_ms = (double)s->cfg.step_ns / 1e6;
+    }
+    if (s->cfg.caches[n->role]) {
+        bt_prefix_report_next(n->report, link, &news);
+        l->prefix_blocks = (struct bt_msg_prefix_blocks){.told = true,
+                                                         .reset = news.reset,
+                                                         .n_added = news.n_added,
+                                                         .n_removed = news.n_removed,
+                                                         .added = news.added,
+                                                         .removed = news.removed};
     }
     for (uint32_t g = 0; g < s->cfg.n_groups; g++) {
         const struct bt_pages *p = bt_batch_pages(n->engine.batch, g);
@@ -274,6 +284,7 @@ void sim_node_router_up(struct bt_sim *s, struct sim_node *n, uint32_t link)
 void sim_node_router_lost(struct bt_sim *s, struct sim_node *n, uint32_t link)
 {
     sim_ticket_over(s, n, link, NULL);
+    bt_prefix_report_restart(n->report, link);
     if (n->role == BT_ROLE_PREFILL) {
         sim_prefill_router_lost(s, n, link);
     } else {
@@ -370,6 +381,10 @@ struct sim_node *sim_node_create(struct bt_sim *s, uint32_t proc)
     n->jobs = sim_alloc(n->max_jobs * sizeof *n->jobs);
     bt_map_init(&n->by_ticket, true);
     sim_engine_init(s, n);
+    enum bt_status st =
+        bt_prefix_report_create(s->cfg.n_pages[n->role], SIM_ROUTERS_MAX, &n->report);
+
+    BT_ASSERT(st == BT_OK);
     if (n->role == BT_ROLE_PREFILL) {
         sim_prefill_start(s, n);
     } else {
@@ -392,6 +407,7 @@ void sim_node_destroy(struct sim_node *n)
     sim_landings_fini(n);
     sim_pushes_fini(n);
     sim_engine_fini(n);
+    bt_prefix_report_destroy(n->report);
     bt_pf_core_destroy(n->pf);
     bt_dc_core_destroy(n->dc);
     bt_map_fini(&n->by_ticket);

@@ -571,6 +571,14 @@ static void on_layer(struct bt_sim *s, struct sim_event *e)
     }
 }
 
+static void tell_cache(struct sim_node *n)
+{
+    uint32_t count;
+    const struct bt_prefix_change *list = bt_batch_cache_changes(n->engine.batch, &count);
+
+    bt_prefix_report_change(n->report, list, count);
+}
+
 static void on_wake(struct bt_sim *s, struct sim_event *e)
 {
     struct sim_node *n = s->procs[e->proc].node;
@@ -582,6 +590,7 @@ static void on_wake(struct bt_sim *s, struct sim_event *e)
     }
     x->n_cmds = 0;
     step_begin(s, n);
+    tell_cache(n);
 }
 
 void sim_engine_cmd(struct bt_sim *s, struct sim_node *n, const struct sim_cmd *c)

@@ -18,6 +18,7 @@
 #include "prefilld/prefilld_core.h"
 #include "router/router_core.h"
 #include "sched/batch.h"
+#include "sched/prefix_report.h"
 
 #define SIM_ROUTERS_MAX 3u
 #define SIM_NODES_MAX   4u /* of each role */
@@ -277,6 +278,7 @@ struct sim_node {
     struct sim_ticket_state *tickets;
     uint32_t n_tickets, cap_tickets;
     struct bt_map by_ticket;
+    struct bt_prefix_report *report;
     uint64_t drain_end;
     bool gave_back; /* its time to drain was over */
     struct sim_answer *answers;
@@ -489,7 +491,7 @@ void sim_node_router_lost(struct bt_sim *s, struct sim_node *n, uint32_t link);
 void sim_node_message(struct bt_sim *s, struct sim_node *n, uint32_t link,
                       const struct bt_from_router *m);
 void sim_node_hello(struct bt_sim *s, const struct sim_node *n, struct bt_msg_hello *h);
-void sim_node_load(struct bt_sim *s, const struct sim_node *n, struct bt_msg_load *l);
+void sim_node_load(struct bt_sim *s, struct sim_node *n, uint32_t link, struct bt_msg_load *l);
 void sim_node_engine(struct bt_sim *s, struct sim_event *e);
 void sim_node_peer_up(struct bt_sim *s, struct sim_node *n, uint64_t conn);
 void sim_node_peer_down(struct bt_sim *s, struct sim_node *n, uint64_t conn, const char *why);

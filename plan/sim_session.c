@@ -187,7 +187,7 @@ static void send_load(struct bt_sim *s, struct sim_node *n, uint32_t link)
 {
     struct bt_from_daemon m = {.kind = BT_FROM_DAEMON_LOAD};
 
-    sim_node_load(s, n, &m.load);
+    sim_node_load(s, n, link, &m.load);
     sim_link_send(s, n, link, &m);
 }
 

@@ -22,7 +22,8 @@
     2u /* from here on decode nodes compute prompts of submits without a peer */
 #define BT_SESSION_TOKENS_MAX (4u << 20) /* token ids in one submit */
 #define BT_SESSION_PEERS_MAX  4096u
-#define BT_SESSION_ID_MAX     200u /* of a request id that daemons keep; longer ones are cut */
+#define BT_SESSION_ID_MAX     200u   /* of a request id that daemons keep; longer ones are cut */
+#define BT_SESSION_BLOCKS_MAX 65536u /* of a prefix cache, in one report */
 #define BT_SESSION_MSG_MAX    (32u << 20) /* bytes of one message */
 
 enum bt_role { BT_ROLE_PREFILL, BT_ROLE_DECODE };
@@ -54,6 +55,14 @@ struct bt_msg_transport {
     const char *description;
 };
 
+/* Blocks of a prefix cache: see sched/prefix_hash.h and prefix_report.h. */
+struct bt_msg_prefix_blocks {
+    bool told;  /* the node has such a cache and tells of it */
+    bool reset; /* forget what was told before */
+    size_t n_added, n_removed;
+    const uint64_t *added, *removed;
+};
+
 struct bt_msg_load {
     uint32_t waiting, running, held, landing;
     uint64_t waiting_tokens;
@@ -64,6 +73,7 @@ struct bt_msg_load {
     bool pages_short; /* a prompt waits for pages that others hold */
     size_t n_transports;
     const struct bt_msg_transport *transports;
+    struct bt_msg_prefix_blocks prefix_blocks;
 };
 
 struct bt_msg_leg_stats {

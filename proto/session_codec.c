@@ -154,6 +154,11 @@ static enum bt_status get_load(const Baton__Session__V1__Load *p, struct bt_aren
         }
         t[i] = (struct bt_msg_transport){p->transports[i]->peer, p->transports[i]->description};
     }
+    const Baton__Session__V1__PrefixBlocks *b = p->prefix_blocks;
+
+    if (b != NULL && (b->n_added > BT_SESSION_BLOCKS_MAX || b->n_removed > BT_SESSION_BLOCKS_MAX)) {
+        return bad(err, "load.prefix_blocks", "too many");
+    }
     *l = (struct bt_msg_load){
         .waiting = p->waiting,
         .running = p->running,
@@ -175,6 +180,14 @@ static enum bt_status get_load(const Baton__Session__V1__Load *p, struct bt_aren
         .n_transports = p->n_transports,
         .transports = t,
     };
+    if (b != NULL) {
+        l->prefix_blocks = (struct bt_msg_prefix_blocks){.told = true,
+                                                         .reset = b->reset != 0,
+                                                         .n_added = b->n_added,
+                                                         .n_removed = b->n_removed,
+                                                         .added = b->added,
+                                                         .removed = b->removed};
+    }
     return BT_OK;
 }
 
@@ -598,12 +611,38 @@ static void put_hello(const struct bt_msg_hello *h, Baton__Session__V1__Hello *p
     p->lease_ms = h->lease_ms;
 }
 
+static bool put_prefix_blocks(const struct bt_msg_prefix_blocks *b, Baton__Session__V1__Load *p,
+                              struct bt_arena *a)
+{
+    Baton__Session__V1__PrefixBlocks *m = bt_arena_alloc(a, sizeof *m);
+    uint64_t *list = bt_arena_alloc(a, (b->n_added + b->n_removed) * sizeof *list);
+
+    if (m == NULL || list == NULL) {
+        return false;
+    }
+    baton__session__v1__prefix_blocks__init(m);
+    m->reset = b->reset;
+    m->n_added = b->n_added;
+    m->added = list;
+    m->n_removed = b->n_removed;
+    m->removed = list + b->n_added;
+    if (b->n_added > 0) {
+        memcpy(m->added, b->added, b->n_added * sizeof *list);
+    }
+    if (b->n_removed > 0) {
+        memcpy(m->removed, b->removed, b->n_removed * sizeof *list);
+    }
+    p->prefix_blocks = m;
+    return true;
+}
+
 static bool put_load(const struct bt_msg_load *l, Baton__Session__V1__Load *p, struct bt_arena *a)
 {
     Baton__Session__V1__PeerTransport *t = bt_arena_alloc(a, l->n_transports * sizeof *t);
 
     p->transports = bt_arena_alloc(a, l->n_transports * sizeof *p->transports);
-    if (t == NULL || p->transports == NULL) {
+    if (t == NULL || p->transports == NULL ||
+        (l->prefix_blocks.told && !put_prefix_blocks(&l->prefix_blocks, p, a))) {
         return false;
     }
     p->waiting = l->waiting;

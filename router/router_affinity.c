@@ -1,20 +1,27 @@
-/* Which nodes were given which beginnings of prompts, so that a prompt goes where its prefix is
- * likely cached. A table of fixed size; what was not used for the longest in its set makes room.
- * Instances are part of the key: what a lost one had is never found again. It refuses to know loads
- * and what a node really keeps: a wrong guess costs time only. */
+/* Which nodes have which beginnings of prompts in their prefix caches, so that a prompt goes where its
+ * prefix is. Nodes tell what came and went with their load reports; until the next one, a node that was
+ * given a prompt is taken to have it soon. A table of fixed size; what was not used for the longest in
+ * its set makes room. The key of an entry holds the node's session, so what a lost one had is never
+ * found again, nor what was told before a reset, nor one kind of model's blocks at nodes of another.
+ * It refuses to know loads; a wrong guess costs time only. */
 
 #include "base/hash.h"
 #include "base/mem.h"
 #include "router/router_core_int.h"
+#include "sched/prefix_hash.h"
 
-#define SETS         16384u /* power of two */
-#define WAYS         4u
-#define BLOCK_TOKENS 64u   /* shorter beginnings are not worth a detour */
-#define BLOCKS_MAX   4096u /* of one prompt */
+/* 262,144 blocks of 64 tokens or more, over all nodes, in 6 MiB. */
+#define SETS       65536u /* power of two */
+#define WAYS       4u
+#define BLOCKS_MAX 4096u /* of one prompt */
+/* A node that tells of its cache is believed to have what it was given for so long, if it does not
+ * tell that it does. */
+#define GUESS_NS (UINT64_C(30) * 1000000000)
 
 struct entry {
     uint64_t key; /* 0: free */
     uint64_t used;
+    uint64_t until; /* UINT64_MAX: the node says so, or never tells */
 };
 
 struct rt_affinity {
@@ -32,34 +39,43 @@ void bt_rt_affinity_destroy(struct rt_affinity *a)
     bt_free(a);
 }
 
-static uint64_t next_block(uint64_t chain, const uint32_t *tokens)
+/* ---- prompts ---- */
+
+static uint32_t block_tokens_of(const struct rt_node *n)
 {
-    return bt_hash64(tokens, BLOCK_TOKENS * sizeof *tokens, chain);
+    return bt_prefix_block_tokens(n->hello.page_tokens != 0 ? n->hello.page_tokens : 1);
 }
 
-bool bt_rt_affinity_chain(const uint32_t *tokens, uint32_t n_tokens, uint64_t **chain, uint32_t *n)
+void bt_rt_affinity_prepare(struct bt_rt_core *c, struct rt_seq *s)
 {
-    uint32_t n_blocks = n_tokens / BLOCK_TOKENS < BLOCKS_MAX ? n_tokens / BLOCK_TOKENS : BLOCKS_MAX;
+    uint64_t ident = s->ident != 0 ? s->ident : c->served;
+    const struct rt_node *n = NULL;
+
+    for (uint32_t i = 0; i < c->n_slots && n == NULL; i++) {
+        n = c->nodes[i].session != 0 && c->nodes[i].ident == ident ? &c->nodes[i] : NULL;
+    }
+    if (n == NULL || s->block_tokens == block_tokens_of(n)) {
+        return;
+    }
+    uint32_t size = block_tokens_of(n), count = s->n_prompt / size;
     uint64_t at = 0;
 
-    *n = 0;
-    *chain = NULL;
-    if (n_blocks == 0) {
-        return true;
+    bt_free(s->chain);
+    s->n_chain = 0;
+    s->block_tokens = size;
+    count = count < BLOCKS_MAX ? count : BLOCKS_MAX;
+    s->chain = count > 0 ? bt_alloc(count * sizeof *s->chain) : NULL;
+    for (uint32_t i = 0; s->chain != NULL && i < count; i++) { /* no memory: nothing is cached */
+        s->chain[i] = at = bt_prefix_block_hash(at, s->tokens + (size_t)i * size, size);
+        s->n_chain++;
     }
-    *chain = bt_alloc(n_blocks * sizeof **chain);
-    if (*chain == NULL) {
-        return false;
-    }
-    for (; *n < n_blocks; (*n)++) {
-        (*chain)[*n] = at = next_block(at, tokens + (size_t)*n * BLOCK_TOKENS);
-    }
-    return true;
 }
 
-static uint64_t key_of(uint64_t chain, uint64_t instance)
+/* ---- the table ---- */
+
+static uint64_t key_of(const struct rt_node *n, uint64_t block)
 {
-    uint64_t key = bt_hash64(&chain, sizeof chain, instance);
+    uint64_t key = bt_hash64(&block, sizeof block, n->cache_key);
 
     return key != 0 ? key : 1;
 }
@@ -79,43 +95,87 @@ static struct entry *entry_of(struct rt_affinity *a, uint64_t key)
     return best;
 }
 
-static void note(struct rt_affinity *a, uint64_t chain, uint64_t instance)
+static void put(struct rt_affinity *a, const struct rt_node *n, uint64_t block, uint64_t until)
 {
-    uint64_t key = key_of(chain, instance);
+    uint64_t key = key_of(n, block);
+    struct entry *e = entry_of(a, key);
 
-    *entry_of(a, key) = (struct entry){key, ++a->clock};
+    if (e->key == key && e->until > until) {
+        until = e->until;
+    }
+    *e = (struct entry){key, ++a->clock, until};
 }
 
-void bt_rt_affinity_note(struct rt_affinity *a, uint64_t instance, const uint64_t *chain,
-                         uint32_t n)
+/* ---- what nodes tell ---- */
+
+void bt_rt_affinity_new_node(struct bt_rt_core *c, struct rt_node *n)
 {
-    for (uint32_t i = n; i > 0; i--) { /* the first is used last: it goes last */
-        note(a, chain[i - 1], instance);
+    n->cache_key = bt_hash64(&n->hello.instance, sizeof n->hello.instance, ++c->n_cache_keys);
+}
+
+void bt_rt_affinity_told(struct bt_rt_core *c, struct rt_node *n,
+                         const struct bt_msg_prefix_blocks *b)
+{
+    if (!b->told) {
+        return;
+    }
+    n->caches = n->tells_cache = true;
+    if (b->reset) {
+        bt_rt_affinity_new_node(c, n);
+    }
+    for (size_t i = 0; i < b->n_removed; i++) {
+        uint64_t key = key_of(n, b->removed[i]);
+        struct entry *e = entry_of(c->affinity, key);
+
+        if (e->key == key) {
+            *e = (struct entry){0};
+        }
+    }
+    for (size_t i = 0; i < b->n_added; i++) {
+        put(c->affinity, n, b->added[i], UINT64_MAX);
     }
 }
 
-void bt_rt_affinity_note_more(struct rt_affinity *a, uint64_t instance, const struct rt_seq *s)
+/* ---- what they will have ---- */
+
+static uint64_t until(const struct rt_node *n, uint64_t now)
+{
+    return n->tells_cache ? now + GUESS_NS : UINT64_MAX;
+}
+
+void bt_rt_affinity_note(struct rt_affinity *a, uint64_t now, const struct rt_node *n,
+                         const struct rt_seq *s)
+{
+    for (uint32_t i = s->n_chain; i > 0; i--) { /* the first is used last: it goes last */
+        put(a, n, s->chain[i - 1], until(n, now));
+    }
+}
+
+void bt_rt_affinity_note_more(struct rt_affinity *a, uint64_t now, const struct rt_node *n,
+                              const struct rt_seq *s)
 {
     uint64_t at = s->n_chain > 0 ? s->chain[s->n_chain - 1] : 0;
+    uint32_t size = s->block_tokens;
 
-    for (uint32_t i = s->n_chain; i < s->n_tokens / BLOCK_TOKENS && i < BLOCKS_MAX; i++) {
-        at = next_block(at, s->tokens + (size_t)i * BLOCK_TOKENS);
-        note(a, at, instance);
+    for (uint32_t i = s->n_chain; size > 0 && i < s->n_tokens / size && i < BLOCKS_MAX; i++) {
+        at = bt_prefix_block_hash(at, s->tokens + (size_t)i * size, size);
+        put(a, n, at, until(n, now));
     }
 }
 
-uint32_t bt_rt_affinity_tokens(struct rt_affinity *a, uint64_t instance, const uint64_t *chain,
-                               uint32_t n)
+uint32_t bt_rt_affinity_tokens(struct rt_affinity *a, uint64_t now, const struct rt_node *n,
+                               const struct rt_seq *s)
 {
     uint32_t i = 0;
 
-    while (i < n) {
-        uint64_t key = key_of(chain[i], instance);
+    while (i < s->n_chain) {
+        uint64_t key = key_of(n, s->chain[i]);
+        const struct entry *e = entry_of(a, key);
 
-        if (entry_of(a, key)->key != key) {
+        if (e->key != key || e->until < now) {
             break;
         }
         i++;
     }
-    return i * BLOCK_TOKENS;
+    return i * s->block_tokens;
 }

@@ -65,7 +65,7 @@ static void leg_begin(struct bt_rt_core *c, struct rt_seq *s, enum bt_role role,
 
     *l = (struct rt_leg){.session = n->session, .live = true};
     n->own_seqs++;
-    bt_rt_affinity_note(c->affinity, n->hello.instance, s->chain, s->n_chain);
+    bt_rt_affinity_note(c->affinity, s->t_progress, n, s);
     if (work > 0) {
         charge(n, l, work);
     }
@@ -255,6 +255,7 @@ enum rt_dispatch bt_rt_attempt_start(struct bt_rt_core *c, uint64_t now, struct 
     if (!bt_rt_resolve(c, s)) {
         return RT_ENDED;
     }
+    bt_rt_affinity_prepare(c, s);
     enum rt_dispatch d = bt_rt_place(c, now, s, &pair);
 
     if (d != RT_DISPATCHED) {
@@ -459,7 +460,7 @@ void bt_rt_attempt_finish(struct bt_rt_core *c, struct rt_seq *s)
     const struct rt_node *d = bt_rt_node(c, s->leg[BT_ROLE_DECODE].session);
 
     if (d != NULL && s->decode_began) {
-        bt_rt_affinity_note_more(c->affinity, d->hello.instance, s);
+        bt_rt_affinity_note_more(c->affinity, s->t_progress, d, s);
     }
     bt_rt_leg_end(c, s, BT_ROLE_DECODE,
                   !s->decode_began); /* else it waits for pages that will not come */

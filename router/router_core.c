@@ -285,8 +285,7 @@ static bool seq_copy(struct rt_seq *s, const struct bt_rt_seq_start *in)
     s->cap_tokens = in->n_prompt + 64;
     s->tokens = bt_alloc((size_t)s->cap_tokens * sizeof *s->tokens);
     s->bias = bt_alloc(in->sampling->n_bias * sizeof *s->bias);
-    if (s->request_id == NULL || s->tokens == NULL || s->bias == NULL ||
-        !bt_rt_affinity_chain(in->tokens, in->n_prompt, &s->chain, &s->n_chain)) {
+    if (s->request_id == NULL || s->tokens == NULL || s->bias == NULL) {
         return false;
     }
     memcpy(s->tokens, in->tokens, (size_t)in->n_prompt * sizeof *s->tokens);

@@ -34,8 +34,10 @@ struct rt_node {
      * time. Tokens are those of prompts that it is to compute. */
     uint32_t own_seqs, other_seqs;
     uint64_t own_tokens, other_tokens;
-    bool caches;     /* it has shown that it has a prefix cache */
-    uint32_t credit; /* tokens of the sequence being placed that it likely has cached */
+    bool caches;        /* it has shown that it has a prefix cache, */
+    bool tells_cache;   /* and tells what comes into it and leaves it */
+    uint64_t cache_key; /* of its entries, see router_affinity.c */
+    uint32_t credit;    /* tokens of the sequence being placed that it likely has cached */
     /* Of own, prompts that are not computed yet, with BT_ADM_SHORT tokens at most each; of own_tokens,
      * those sent since the last report, and those that it saw computed. */
     uint32_t own_prompts;
@@ -86,8 +88,8 @@ struct rt_seq {
         uint32_t weight;
     } avoid[RT_AVOID_MAX];
     uint32_t n_avoid;
-    uint64_t *chain; /* [n_chain] keys of the prompt's blocks, see router_affinity.c */
-    uint32_t n_chain;
+    uint64_t *chain; /* [n_chain] names of the prompt's blocks, see router_affinity.c */
+    uint32_t n_chain, block_tokens; /* 0: not known yet */
     uint64_t prefer; /* prefill instance that has computed the prompt already; 0: none */
     /* The prefill leg of the last attempt, if only its decode side failed: that node keeps what it computed for the
      * next attempt, for a while. */
@@ -151,6 +153,7 @@ struct bt_rt_core {
     uint64_t next_beat;
     uint32_t n_freed; /* legs that ended since the last pump: as many refused sequences may try */
     struct rt_affinity *affinity;
+    uint64_t n_cache_keys;
     uint32_t next_node[2]; /* where the search for the next prefill / decode node begins */
     uint64_t n_tickets;
     struct rt_gone gone[RT_GONE_MAX];
@@ -199,17 +202,22 @@ void bt_rt_pump(struct bt_rt_core *c, uint64_t now); /* dispatches what can be *
 struct rt_affinity;
 struct rt_affinity *bt_rt_affinity_create(void); /* NULL: no memory */
 void bt_rt_affinity_destroy(struct rt_affinity *a);
-/* One key for each whole block of tokens; it stands for all tokens up to the block's end. *chain:
- * allocated, NULL if there is none. false: no memory. */
-bool bt_rt_affinity_chain(const uint32_t *tokens, uint32_t n_tokens, uint64_t **chain, uint32_t *n);
-/* An instance gets the prompt with this chain. */
-void bt_rt_affinity_note(struct rt_affinity *a, uint64_t instance, const uint64_t *chain,
-                         uint32_t n);
-/* An instance has seen the answer of a sequence too, as far as it goes. */
-void bt_rt_affinity_note_more(struct rt_affinity *a, uint64_t instance, const struct rt_seq *s);
-/* Tokens at the beginning of the chain that the instance was given before. */
-uint32_t bt_rt_affinity_tokens(struct rt_affinity *a, uint64_t instance, const uint64_t *chain,
-                               uint32_t n);
+/* Names the blocks of the sequence's prompt as the nodes that it may go to do. */
+void bt_rt_affinity_prepare(struct bt_rt_core *c, struct rt_seq *s);
+/* A node has said hello: nothing is known of its cache. */
+void bt_rt_affinity_new_node(struct bt_rt_core *c, struct rt_node *n);
+/* What its load report says. */
+void bt_rt_affinity_told(struct bt_rt_core *c, struct rt_node *n,
+                         const struct bt_msg_prefix_blocks *b);
+/* A node gets the prompt of a sequence. */
+void bt_rt_affinity_note(struct rt_affinity *a, uint64_t now, const struct rt_node *n,
+                         const struct rt_seq *s);
+/* A node has seen the answer of a sequence too, as far as it goes. */
+void bt_rt_affinity_note_more(struct rt_affinity *a, uint64_t now, const struct rt_node *n,
+                              const struct rt_seq *s);
+/* Tokens at the beginning of the prompt that the node probably has. */
+uint32_t bt_rt_affinity_tokens(struct rt_affinity *a, uint64_t now, const struct rt_node *n,
+                               const struct rt_seq *s);
 
 /* ---- router_attempt.c ---- */
 

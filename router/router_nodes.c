@@ -251,6 +251,7 @@ static void on_hello(struct bt_rt_core *c, uint64_t now, struct rt_node *n,
     n->hello_seen = true;
     n->version = version;
     n->ident = ident_of(&n->hello);
+    bt_rt_affinity_new_node(c, n);
     forget_gone(c, n);
     send_welcome(c, n, version, "");
     bt_rt_log(
@@ -309,7 +310,9 @@ static void on_load(struct bt_rt_core *c, uint64_t now, struct rt_node *n,
     }
     n->load = *l;
     n->load.transports = list;
+    n->load.prefix_blocks = (struct bt_msg_prefix_blocks){0};
     n->caches = n->caches || l->pages_cached > 0;
+    bt_rt_affinity_told(c, n, &l->prefix_blocks);
     n->other_seqs = seqs > n->own_seqs ? (uint32_t)(seqs - n->own_seqs) : 0;
     take_work(n, l);
     bt_rt_speeds_changed(c);

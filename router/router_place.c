@@ -77,15 +77,14 @@ static uint32_t penalty(const struct rt_seq *s, const struct rt_node *n)
 }
 
 /* What each node likely has of the sequence: a bit less than all, something is always computed. */
-static void set_credits(struct bt_rt_core *c, const struct rt_seq *s)
+static void set_credits(struct bt_rt_core *c, uint64_t now, const struct rt_seq *s)
 {
     bool echo = bt_rt_wants_prompt(s); /* computes everything */
 
     for (uint32_t i = 0; i < c->n_slots; i++) {
         struct rt_node *n = &c->nodes[i];
         bool may = n->session != 0 && n->caches && !(echo && bt_rt_computes(c, n));
-        uint32_t tokens =
-            may ? bt_rt_affinity_tokens(c->affinity, n->hello.instance, s->chain, s->n_chain) : 0;
+        uint32_t tokens = may ? bt_rt_affinity_tokens(c->affinity, now, n, s) : 0;
 
         n->credit = tokens < s->n_prompt ? tokens : s->n_prompt - 1;
     }
@@ -285,14 +284,14 @@ static void search_local(struct bt_rt_core *c, const struct rt_seq *s, uint64_t 
     }
 }
 
-static void search(struct bt_rt_core *c, const struct rt_seq *s, struct search *x)
+static void search(struct bt_rt_core *c, uint64_t now, const struct rt_seq *s, struct search *x)
 {
     uint64_t ident = s->ident != 0 ? s->ident : c->served;
     uint64_t tokens = (uint64_t)s->n_prompt + s->sampling.max_tokens;
     uint64_t expected = bt_rt_expected_tokens(c, s);
     bool with_decode = bt_rt_wants_decode(s);
 
-    set_credits(c, s);
+    set_credits(c, now, s);
     if (c->opts.local_prefill != BT_RT_LOCAL_NEVER) {
         search_local(c, s, ident, x);
     }
@@ -343,7 +342,7 @@ enum rt_dispatch bt_rt_place(struct bt_rt_core *c, uint64_t now, const struct rt
 {
     struct search x = {.least_ns = UINT64_MAX};
 
-    search(c, s, &x);
+    search(c, now, s, &x);
     if (x.best.pair.prefill == NULL) {
         return x.any ? RT_NO_ROOM : RT_NO_PAIR;
     }

@@ -216,6 +216,24 @@ def test_one_side_only(model, plain):
         assert r["usage"]["cached_tokens"] == 96 and r["usage"]["transferred_tokens"] == 100
 
 
+def test_a_new_router_is_told_what_nodes_have(model):
+    with Cluster(model, prefill=2, decode=2) as c:
+        prompts = [ids(f"told{i}", 320 + i) for i in range(6)]
+        want = [ask(c, p)["choices"] for p in prompts]
+        c.wait_idle()
+        c.router.stop()
+        c.start_router(listen=c.address, sessions=c.sessions)
+        c.wait_ready()
+        # Each told once in its first reports; they come every 250 ms.
+        wait_until("every node to show cached pages", lambda: all(n["pages"]["cached"] > 0 for n in c.cluster()["nodes"]), 5)
+        for p, choices in zip(prompts, want):
+            r = ask(c, p)
+            assert r["choices"] == choices
+            assert r["usage"]["cached_tokens"] == not_computed(len(p))
+            assert r["usage"]["transferred_tokens"] == moved_again(len(p))
+        c.wait_idle()
+
+
 def test_the_router_finds_the_node_that_has_it(model, plain):
     with Cluster(model, prefill=2, decode=2) as c:
         prompts = [ids(f"place{i}", 320 + i) for i in range(6)]

@@ -64,10 +64,34 @@ static void test_peer_without_instance(void)
     CHECK(strstr(err.msg, "peers.instance") != NULL);
 }
 
+/* A report tells of a prefix cache, of nothing new in it, or not at all. */
+static void test_prefix_blocks(void)
+{
+    static uint64_t many[BT_SESSION_BLOCKS_MAX + 1];
+    const uint64_t added[2] = {5, UINT64_MAX}, removed[1] = {7};
+    struct bt_from_daemon in = {.kind = BT_FROM_DAEMON_LOAD}, out;
+    struct bt_msg_prefix_blocks *b = &in.load.prefix_blocks;
+    const struct bt_msg_prefix_blocks *got = &out.load.prefix_blocks;
+
+    CHECK_EQ(through(&in, &out), BT_OK);
+    CHECK(!got->told);
+    b->told = true;
+    CHECK_EQ(through(&in, &out), BT_OK);
+    CHECK(got->told && !got->reset && got->n_added == 0 && got->n_removed == 0);
+    *b = (struct bt_msg_prefix_blocks){true, true, 2, 1, added, removed};
+    CHECK_EQ(through(&in, &out), BT_OK);
+    CHECK(got->told && got->reset && got->n_added == 2 && got->n_removed == 1);
+    CHECK(got->added[1] == UINT64_MAX && got->removed[0] == 7);
+    *b = (struct bt_msg_prefix_blocks){true, false, 0, BT_SESSION_BLOCKS_MAX + 1, NULL, many};
+    CHECK_EQ(through(&in, &out), BT_ERR_PROTOCOL);
+    CHECK(strstr(err.msg, "prefix_blocks") != NULL);
+}
+
 int main(void)
 {
-    bt_arena_init(&arena, (size_t)1 << 20);
+    bt_arena_init(&arena, (size_t)4 << 20);
     test_strings();
+    test_prefix_blocks();
     test_peer_without_instance();
     bt_arena_fini(&arena);
     bt_buf_fini(&buf);
