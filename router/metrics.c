@@ -73,6 +73,10 @@ static uint64_t get_held(const struct bt_msg_load *l)
 {
     return l->held;
 }
+static uint64_t get_short(const struct bt_msg_load *l)
+{
+    return l->pages_short;
+}
 static uint64_t get_landing(const struct bt_msg_load *l)
 {
     return l->landing;
@@ -101,6 +105,8 @@ static const struct node_metric node_metrics[] = {
     {"baton_node_running", "Sequences in the node's batch.", BT_PROM_GAUGE, -1, get_running},
     {"baton_node_held", "Computed prompts that wait for their hand-off.", BT_PROM_GAUGE,
      BT_ROLE_PREFILL, get_held},
+    {"baton_node_pages_short", "1 while a prompt waits for pages that others hold.", BT_PROM_GAUGE,
+     -1, get_short},
     {"baton_node_landing", "Sequences whose pages arrive.", BT_PROM_GAUGE, BT_ROLE_DECODE,
      get_landing},
     {"baton_kv_transferred_tokens_total", "Tokens whose KV arrived from a prefill node.",

@@ -8,9 +8,9 @@
 
 #include "router/router_core_int.h"
 
-#define DECODE_AHEAD 2u  /* sequences sent to a decode node, in batches */
-#define FULL_NS      1e9 /* a decode node that is full weighs like so much work at a prefill node */
-#define BATCH        64u /* of a decode node that does not tell */
+#define DECODE_AHEAD 2u   /* sequences sent to a decode node, in batches */
+#define FULL_NS      1e9  /* a node that is full weighs like so much work at a prefill node */
+#define BATCH        64u  /* of a decode node that does not tell */
 #define CHUNK        512u /* of a prefill node that does not tell */
 /* A prefill node gets no more while it has so much to do, in chunks and in time, whichever is longer, unless it has
  * fewer than so many prompts: work for longer than it takes to send more, and what is not sent can still be put in
@@ -132,16 +132,26 @@ uint64_t bt_rt_work_before(const struct rt_node *p, uint64_t n_tokens)
     return n_tokens <= BT_ADM_SHORT && parts < all ? parts : all;
 }
 
+/* For how long a node without pages counts as busy, beside its work. */
+static uint64_t short_ns(const struct rt_node *p)
+{
+    return p->load.pages_short ? (uint64_t)FULL_NS : 0;
+}
+
 uint64_t bt_rt_work_ns(const struct bt_rt_core *c, const struct rt_node *p, uint64_t tokens)
 {
     return (uint64_t)((double)tokens / bt_rt_prefill_speed(c, p) * 1e9);
 }
 
+/* A node whose prompts wait for pages gets no more than the one that keeps its place there. */
 bool bt_rt_takes_more(const struct bt_rt_core *c, const struct rt_node *p, uint64_t n_tokens)
 {
     double chunks = AHEAD_CHUNKS * (p->hello.chunk_tokens > 0 ? p->hello.chunk_tokens : CHUNK);
     double ahead = bt_rt_prefill_speed(c, p) * AHEAD_S;
 
+    if (p->load.pages_short) {
+        return p->own_prompts == 0;
+    }
     return p->own_prompts < AHEAD_PROMPTS ||
            (double)bt_rt_work_before(p, n_tokens) < (ahead > chunks ? ahead : chunks);
 }
@@ -242,9 +252,10 @@ static void consider(struct bt_rt_core *c, struct search *x, const struct rt_seq
         return;
     }
     struct choice y = {*pair, kept, pen,
-                       bt_rt_work_ns(c, p, work) + (d != NULL ? decode_cost(d, tokens) : 0)};
+                       bt_rt_work_ns(c, p, work) + short_ns(p) +
+                           (d != NULL ? decode_cost(d, tokens) : 0)};
 
-    uint64_t ns = bt_rt_work_ns(c, p, bt_rt_work_at(p));
+    uint64_t ns = bt_rt_work_ns(c, p, bt_rt_work_at(p)) + short_ns(p);
 
     x->least_ns = ns < x->least_ns ? ns : x->least_ns;
     keep_better(&x->best, &y);

@@ -2,6 +2,7 @@
 
 import re
 import signal
+import threading
 import urllib.request
 
 import pytest
@@ -116,3 +117,32 @@ def test_decode_node_dies_before_it_confirms(long_answer):
         c.nodes[victim].kill()
 
     check_computed_once(fire, long_answer)
+
+
+def test_prefill_pool_full_of_what_nobody_takes():
+    """D stands still: P's pages fill with prompts that wait for it, P starts no more and says so, the rest waits in the router."""
+    requests = [body(i, 30, prompt=[1] + [5 + (i * 17 + j * j) % 280 for j in range(199)]) for i in range(8)]
+    lease = ["--lease", "60s"]
+    with Cluster(MODEL, node=[*lease, "--prefix-cache", "off"], prefill_opts=["--kv-bytes", "128KiB"], router_opts=lease) as c:
+        want = [stream(c, r) for r in requests]
+        c.wait_idle()
+        d = c.nodes["decode-0"].proc
+        d.send_signal(signal.SIGSTOP)
+        full = threading.Event()
+        try:
+            def late(r):
+                full.wait(60 * SLOW)
+                return stream(c, r)
+
+            def wake():
+                wait_until("the load report to say so", lambda: c.metric_sum("baton_node_pages_short", node="prefill-0") == 1)
+                full.set()
+                wait_until("the rest to wait in the router", lambda: c.metric_sum("baton_requests_waiting") >= 3)
+                d.send_signal(signal.SIGCONT)
+
+            *got, _ = parallel([*[lambda r=r: stream(c, r) for r in requests[:4]], *[lambda r=r: late(r) for r in requests[4:]], wake])
+        finally:
+            d.send_signal(signal.SIGCONT)
+        assert got == want
+        c.wait_idle(20)
+        assert c.metric_sum("baton_node_pages_short", node="prefill-0") == 0

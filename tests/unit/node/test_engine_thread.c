@@ -12,7 +12,7 @@
 
 struct seen {
     struct bt_net_loop *loop;
-    uint32_t n_started, n_tokens, n_failed, n_pages;
+    uint32_t n_started, n_tokens, n_failed, n_pages, n_short;
     uint64_t token_job;
 };
 
@@ -23,6 +23,7 @@ static void on_event(void *arg, const struct bt_engine_ev *ev)
     s->n_started += ev->kind == BT_ENGINE_EV_STARTED;
     s->n_failed += ev->kind == BT_ENGINE_EV_FAILED;
     s->n_pages += ev->kind == BT_ENGINE_EV_PAGES;
+    s->n_short += ev->kind == BT_ENGINE_EV_SHORT;
     CHECK(ev->kind != BT_ENGINE_EV_BROKEN);
     if (ev->kind == BT_ENGINE_EV_TOKEN) {
         s->n_tokens++;
@@ -30,12 +31,13 @@ static void on_event(void *arg, const struct bt_engine_ev *ev)
     }
 }
 
-static struct bt_engine_thread *start(const char *model, uint32_t max_jobs, struct seen *s)
+static struct bt_engine_thread *start_with(const char *model, uint32_t max_jobs, uint64_t kv_bytes,
+                                           struct seen *s)
 {
     const struct bt_engine_opts o = {.model_path = model,
                                      .backend = "cpu",
                                      .n_threads = 1,
-                                     .kv_bytes = UINT64_C(1) << 20,
+                                     .kv_bytes = kv_bytes,
                                      .page_tokens = 16,
                                      .kv_dtype = BT_DTYPE_F32,
                                      .chunk_tokens = 32,
@@ -53,6 +55,11 @@ static struct bt_engine_thread *start(const char *model, uint32_t max_jobs, stru
     }
     CHECK_EQ(bt_engine_thread_start(s->loop, e, max_jobs, on_event, s, &t), BT_OK);
     return t;
+}
+
+static struct bt_engine_thread *start(const char *model, uint32_t max_jobs, struct seen *s)
+{
+    return start_with(model, max_jobs, UINT64_C(1) << 20, s);
 }
 
 static void stop(struct bt_engine_thread *t, struct seen *s)
@@ -148,6 +155,40 @@ static void test_flood(const char *model)
     stop(t, &s);
 }
 
+/* A prompt that waits for the pages of a held one is told of, also by the engine that sleeps then. */
+static void test_short_of_pages(const char *model)
+{
+    struct seen s;
+    struct bt_engine_thread *t = start(model, 4, &s);
+    const struct bt_engine_layout *l = bt_engine_layout(bt_engine_thread_engine(t));
+    uint64_t page_bytes = (uint64_t)l->groups[0].n_layers * l->groups[0].page_layer_bytes;
+    uint64_t until = bt_clock_ns() + WAIT_NS;
+
+    stop(t, &s);
+    t = start_with(model, 4, 3 * page_bytes, &s); /* a prompt takes two */
+    CHECK_EQ(submit(t, UINT64_C(1) << 32), BT_OK);
+    while (s.n_tokens == 0 && bt_clock_ns() < until) {
+        bt_net_loop_step(s.loop, BT_NS_PER_MS);
+    }
+    CHECK_EQ(s.n_short, 0);
+    CHECK_EQ(submit(t, UINT64_C(1) << 32 | 1), BT_OK);
+    while ((s.n_short == 0 || !bt_engine_thread_snapshot(t).load.pages_short) &&
+           bt_clock_ns() < until) {
+        bt_net_loop_step(s.loop, BT_NS_PER_MS);
+    }
+    CHECK(s.n_short > 0);
+    CHECK(bt_engine_thread_snapshot(t).load.pages_short);
+    CHECK_EQ(s.n_started, 1);
+    bt_engine_thread_release(t, UINT64_C(1) << 32);
+    while ((s.n_tokens < 2 || bt_engine_thread_snapshot(t).load.pages_short) &&
+           bt_clock_ns() < until) {
+        bt_net_loop_step(s.loop, BT_NS_PER_MS);
+    }
+    CHECK_EQ(s.n_tokens, 2);
+    CHECK(!bt_engine_thread_snapshot(t).load.pages_short);
+    stop(t, &s);
+}
+
 int main(void)
 {
     struct tiny_model m;
@@ -157,6 +198,7 @@ int main(void)
 
     test_one_job(model);
     test_flood(model);
+    test_short_of_pages(model);
     tiny_clean();
     CHECK_EQ(bt_test_live_bytes(), 0);
     return bt_test_done();

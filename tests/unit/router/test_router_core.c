@@ -656,6 +656,45 @@ static void test_token_mismatch(void)
     end();
 }
 
+static void load_short(uint64_t session, bool pages_short)
+{
+    struct bt_from_daemon m = {.kind = BT_FROM_DAEMON_LOAD, .load = {.pages_short = pages_short}};
+
+    bt_rt_on_message(core, now, session, &m);
+    drain();
+}
+
+/* A prefill node whose pool is full of what nobody takes gets no more: others do, or it waits here. */
+static void test_prefill_without_pages(void)
+{
+    begin();
+    uint64_t p = join(BT_ROLE_PREFILL, 1, "p0");
+
+    join(BT_ROLE_DECODE, 3, "d0");
+    load_short(p, true);
+    clear();
+    for (int i = 0; i < 9; i++) {
+        start(9);
+    }
+    CHECK_EQ(count(BT_FROM_ROUTER_SUBMIT), 2); /* one keeps its place */
+    CHECK_EQ(bt_rt_core_stats(core)->waiting, 8);
+    start_n(3, 9, BT_ERR_BUSY); /* the queue is full, and says so */
+    uint64_t p1 = join(BT_ROLE_PREFILL, 2, "p1");
+
+    CHECK_EQ(count(BT_FROM_ROUTER_SUBMIT), 2 + 16);
+    for (size_t i = 2; i < 18; i += 2) {
+        CHECK_EQ(SUBMIT(i)->session, p1);
+    }
+    load_short(p1, true);
+    clear();
+    start(9);
+    CHECK_EQ(bt_rt_core_stats(core)->waiting, 1);
+    load_short(p, false);
+    CHECK_EQ(count(BT_FROM_ROUTER_SUBMIT), 2);
+    CHECK_EQ(SUBMIT(0)->session, p);
+    end();
+}
+
 /* What is kept is let go when nobody will want it: the client leaves, or resends fail again and again. */
 static void test_kept_is_dropped(void)
 {
@@ -1411,6 +1450,7 @@ int main(void)
     test_refused_goes_on();
     test_resend();
     test_kept_is_dropped();
+    test_prefill_without_pages();
     test_token_mismatch();
     test_given_back();
     test_node_loss();

@@ -139,6 +139,7 @@ static void test_prompt_waits_for_all_its_pages(void)
     struct bt_batch_plan plan = step(b);
 
     CHECK_EQ(span_of(&plan, a), 24);
+    CHECK(bt_batch_load(b).pages_short);
     plan = step(b);
     CHECK_EQ(bt_batch_seq(b, big)->state, BT_BATCH_WAITING);
     CHECK_EQ(bt_batch_seq(b, small)->state, BT_BATCH_HELD);
@@ -157,9 +158,11 @@ static void test_prompt_waits_for_all_its_pages(void)
         }
     }
     CHECK(n >= 1 && n <= BATCH_OVERTAKE_MAX);
+    CHECK(bt_batch_load(b).pages_short);
     bt_batch_remove(b, a);
     plan = step(b);
     CHECK_EQ(span_of(&plan, big), 20);
+    CHECK(!bt_batch_load(b).pages_short);
     bt_batch_destroy(b);
 }
 
