@@ -88,11 +88,12 @@ static void sessions(const struct bt_node *n, struct bt_buf *b)
     bool up = false;
 
     bt_prom_head(b, "baton_session_up", BT_PROM_GAUGE, "1 while the session with a router is up.");
-    for (uint32_t i = 0;
-         n->link != NULL && (address = bt_router_link_address(n->link, i, &up)) != NULL; i++) {
-        const struct bt_prom_label labels[] = {{"node", address}, {"role", "router"}};
+    for (uint32_t i = 0; n->link != NULL && i < BT_ROUTERS_MAX; i++) {
+        if ((address = bt_router_link_address(n->link, i, &up)) != NULL) {
+            const struct bt_prom_label labels[] = {{"node", address}, {"role", "router"}};
 
-        bt_prom_u64(b, "baton_session_up", labels, 2, up);
+            bt_prom_u64(b, "baton_session_up", labels, 2, up);
+        }
     }
 }
 

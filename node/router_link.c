@@ -3,6 +3,7 @@
 
 #include "node/router_link.h"
 
+#include <assert.h>
 #include <stdio.h>
 #include <string.h>
 #include "base/clock.h"
@@ -31,7 +32,9 @@ struct session {
     uint64_t pause_ns;
     struct bt_timer redial;
     uint32_t complained; /* losses logged since the last success */
+    uint64_t by_name; /* bits: the names that resolve to it now; 0: forgotten once it is not up */
 };
+static_assert(BT_ROUTERS_MAX <= 64, "one bit for each name");
 
 struct name {
     struct bt_router_link *link;
@@ -42,8 +45,7 @@ struct name {
 struct bt_router_link {
     struct bt_net_loop *loop;
     struct bt_router_link_opts opts;
-    struct session sessions[BT_ROUTERS_MAX];
-    uint32_t n_sessions;
+    struct session sessions[BT_ROUTERS_MAX]; /* channel NULL: free */
     struct name names[BT_ROUTERS_MAX];
     uint32_t n_names, n_resolving;
     struct bt_timer beat, resolve;
@@ -54,10 +56,27 @@ struct bt_router_link {
 
 static void session_dial(struct session *s);
 
+/* Not inside a callback of its channel. */
+static void session_forget(struct session *s)
+{
+    struct bt_router_link *r = s->link;
+
+    bt_log_info("session", "router %s is forgotten: no name resolves to it any more", s->address);
+    bt_timer_stop(r->loop, &s->redial);
+    bt_grpc_channel_destroy(s->channel);
+    *s = (struct session){0};
+}
+
 static void on_redial(struct bt_timer *t, void *arg)
 {
+    struct session *s = arg;
+
     (void)t;
-    session_dial(arg);
+    if (s->by_name == 0) {
+        session_forget(s);
+    } else {
+        session_dial(s);
+    }
 }
 
 /* ---- sending ---- */
@@ -85,14 +104,14 @@ static void send_on(struct session *s, const struct bt_from_daemon *m)
 
 void bt_router_link_send(struct bt_router_link *r, uint32_t router, const struct bt_from_daemon *m)
 {
-    if (router < r->n_sessions && r->sessions[router].state == SESSION_UP) {
+    if (router < BT_ROUTERS_MAX && r->sessions[router].state == SESSION_UP) {
         send_on(&r->sessions[router], m);
     }
 }
 
 void bt_router_link_send_all(struct bt_router_link *r, const struct bt_from_daemon *m)
 {
-    for (uint32_t i = 0; i < r->n_sessions; i++) {
+    for (uint32_t i = 0; i < BT_ROUTERS_MAX; i++) {
         bt_router_link_send(r, i, m);
     }
 }
@@ -162,12 +181,12 @@ static void on_close(struct bt_grpc_call *call, void *user, const struct bt_grpc
     if (r->closing) {
         return;
     }
-    if (was_up || s->complained == 0) {
+    if (s->by_name != 0 && (was_up || s->complained == 0)) {
         s->complained = 1;
         bt_log_warn("session", "no session with router %s: %s; dialling again", s->address,
                     end->message[0] != '\0' ? end->message : bt_grpc_status_name(end->status));
     }
-    bt_timer_start(r->loop, &s->redial, s->pause_ns, on_redial, s);
+    bt_timer_start(r->loop, &s->redial, s->by_name != 0 ? s->pause_ns : 0, on_redial, s);
     s->pause_ns = s->pause_ns * 2 < DIAL_PAUSE_MAX ? s->pause_ns * 2 : DIAL_PAUSE_MAX;
     if (was_up) {
         r->opts.on_lost(r->opts.arg, s->index);
@@ -190,34 +209,60 @@ static void session_dial(struct session *s)
     send_on(s, &(struct bt_from_daemon){.kind = BT_FROM_DAEMON_HELLO, .hello = r->opts.hello});
 }
 
-static void session_add(struct bt_router_link *r, const struct bt_hostport *hp)
+/* No name resolves to it and it is not up. One that is up stays until it ends. */
+static void session_drop_stale(struct session *s)
+{
+    if (s->channel == NULL || s->by_name != 0) {
+        return;
+    }
+    if (s->state == SESSION_IDLE) {
+        session_forget(s);
+    } else if (s->state == SESSION_DIALLING && s->call != NULL) {
+        bt_grpc_cancel(s->call); /* on_close, then on_redial */
+    }
+}
+
+static struct session *session_find(struct bt_router_link *r, const struct bt_hostport *hp)
+{
+    char text[BT_ADDR_TEXT_MAX];
+
+    bt_hostport_text(hp, text);
+    for (uint32_t i = 0; i < BT_ROUTERS_MAX; i++) {
+        if (r->sessions[i].channel != NULL && strcmp(r->sessions[i].address, text) == 0) {
+            return &r->sessions[i];
+        }
+    }
+    return NULL;
+}
+
+static void session_add(struct bt_router_link *r, const struct bt_hostport *hp, uint64_t name_bit)
 {
     char text[BT_ADDR_TEXT_MAX];
     struct bt_err err = {0};
+    struct session *s = NULL;
 
     bt_hostport_text(hp, text);
-    for (uint32_t i = 0; i < r->n_sessions; i++) {
-        if (strcmp(r->sessions[i].address, text) == 0) {
-            return;
-        }
+    for (uint32_t i = 0; s == NULL && i < BT_ROUTERS_MAX; i++) {
+        s = r->sessions[i].channel == NULL ? &r->sessions[i] : NULL;
     }
-    if (r->n_sessions == BT_ROUTERS_MAX) {
+    if (s == NULL) {
         bt_log_warn("session", "more than %u router addresses; %s is not dialled", BT_ROUTERS_MAX,
                     text);
         return;
     }
-    struct session *s = &r->sessions[r->n_sessions];
-
-    *s = (struct session){.link = r, .index = r->n_sessions, .pause_ns = DIAL_PAUSE_MIN};
+    *s = (struct session){.link = r,
+                          .index = (uint32_t)(s - r->sessions),
+                          .pause_ns = DIAL_PAUSE_MIN,
+                          .by_name = name_bit};
     snprintf(s->address, sizeof s->address, "%s", text);
     if (bt_grpc_channel_create(r->loop,
                                &(struct bt_grpc_channel_opts){
                                    .address = s->address, .message_bytes_max = BT_SESSION_MSG_MAX},
                                &s->channel, &err) != BT_OK) {
         bt_log_error("session", "router %s: %s", text, err.msg);
+        *s = (struct session){0};
         return;
     }
-    r->n_sessions++;
     session_dial(s);
 }
 
@@ -241,8 +286,30 @@ static void on_resolved(void *arg, enum bt_status st, const struct bt_hostport *
         bt_log_warn("session", "cannot resolve router %s: %s", nm->hp.host, why);
         return;
     }
+    bt_router_link_resolved(r, (uint32_t)(nm - r->names), addrs, n);
+}
+
+void bt_router_link_resolved(struct bt_router_link *r, uint32_t name,
+                             const struct bt_hostport *addrs, size_t n)
+{
+    uint64_t bit = UINT64_C(1) << name;
+    struct session *s;
+
+    for (uint32_t i = 0; i < BT_ROUTERS_MAX; i++) {
+        r->sessions[i].by_name &= ~bit;
+    }
     for (size_t i = 0; i < n; i++) {
-        session_add(r, &addrs[i]);
+        if ((s = session_find(r, &addrs[i])) != NULL) {
+            s->by_name |= bit;
+        }
+    }
+    for (uint32_t i = 0; i < BT_ROUTERS_MAX; i++) { /* makes room for the new ones */
+        session_drop_stale(&r->sessions[i]);
+    }
+    for (size_t i = 0; i < n; i++) {
+        if (session_find(r, &addrs[i]) == NULL) {
+            session_add(r, &addrs[i], bit);
+        }
     }
 }
 
@@ -299,7 +366,7 @@ static void on_beat(struct bt_timer *t, void *arg)
     uint64_t now = bt_net_loop_now(r->loop);
 
     (void)t;
-    for (uint32_t i = 0; i < r->n_sessions; i++) {
+    for (uint32_t i = 0; i < BT_ROUTERS_MAX; i++) {
         struct session *s = &r->sessions[i];
 
         if (s->call != NULL && now - s->last_heard > r->opts.lease_ns) {
@@ -347,7 +414,7 @@ void bt_router_link_destroy(struct bt_router_link *r)
     r->closing = true;
     bt_timer_stop(r->loop, &r->beat);
     bt_timer_stop(r->loop, &r->resolve);
-    for (uint32_t i = 0; i < r->n_sessions; i++) {
+    for (uint32_t i = 0; i < BT_ROUTERS_MAX; i++) {
         bt_timer_stop(r->loop, &r->sessions[i].redial);
         bt_grpc_channel_destroy(r->sessions[i].channel);
     }
@@ -368,7 +435,7 @@ uint32_t bt_router_link_up(const struct bt_router_link *r)
 {
     uint32_t n = 0;
 
-    for (uint32_t i = 0; i < r->n_sessions; i++) {
+    for (uint32_t i = 0; i < BT_ROUTERS_MAX; i++) {
         n += r->sessions[i].state == SESSION_UP;
     }
     return n;
@@ -376,7 +443,7 @@ uint32_t bt_router_link_up(const struct bt_router_link *r)
 
 const char *bt_router_link_address(const struct bt_router_link *r, uint32_t router, bool *up)
 {
-    if (router >= r->n_sessions) {
+    if (router >= BT_ROUTERS_MAX || r->sessions[router].channel == NULL) {
         return NULL;
     }
     *up = r->sessions[router].state == SESSION_UP;

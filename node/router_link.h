@@ -14,6 +14,7 @@
 
 struct bt_router_link;
 struct bt_net_loop;
+struct bt_hostport;
 
 struct bt_router_link_opts {
     const char *routers;       /* "HOST:PORT[,HOST:PORT…]"; borrowed until destroy */
@@ -30,7 +31,7 @@ struct bt_router_link_opts {
                        const struct bt_from_router *m); /* not welcome, not heartbeat */
 };
 
-#define BT_ROUTERS_MAX 64u
+#define BT_ROUTERS_MAX 64u /* addresses at one time, and names */
 
 /* BT_ERR_INVALID: a router address does not parse; err names it. */
 enum bt_status bt_router_link_create(struct bt_net_loop *l, const struct bt_router_link_opts *opts,
@@ -43,7 +44,12 @@ void bt_router_link_send_all(struct bt_router_link *r, const struct bt_from_daem
 /* Each router is told that this node drains, also those whose session comes up later. */
 void bt_router_link_drain(struct bt_router_link *r);
 uint32_t bt_router_link_up(const struct bt_router_link *r); /* sessions up */
-/* Address of a router that was ever dialled and whether its session is up; NULL: no such number. */
+/* Address of a router and whether its session is up; NULL: no such number now. */
 const char *bt_router_link_address(const struct bt_router_link *r, uint32_t router, bool *up);
+
+/* What the name with that number resolves to now; the resolver says so every ten seconds. New addresses are dialled. One
+ * that no name resolves to any more is forgotten as soon as its session is not up: its number may be given to another. */
+void bt_router_link_resolved(struct bt_router_link *r, uint32_t name,
+                             const struct bt_hostport *addrs, size_t n);
 
 #endif
