@@ -139,7 +139,8 @@ int main(void)
     FAKE_UNTIL(&c, n_addresses(r) == 4);
     bt_router_link_resolved(r, 0, addrs, 3);
     CHECK(knows(r, c.sessions));
-    struct bt_router_link *twin = start(&c, &other); /* the same instance: the router ends the first session */
+    struct bt_router_link *twin =
+        start(&c, &other); /* the same instance: the router ends the first session */
 
     FAKE_UNTIL(&c, seen.n_lost == 1 && !knows(r, c.sessions));
     CHECK_EQ(n_addresses(r), 3);
