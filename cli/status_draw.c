@@ -276,7 +276,8 @@ static void put_bar(struct screen *s, const struct bt_inf_node *n, int width)
 
 static void speed_text(const struct bt_inf_node *n, char out[32])
 {
-    bool prefill = strcmp(n->role, "prefill") == 0;
+    bool prefill =
+        strcmp(n->role, "prefill") == 0 || (strcmp(n->role, "both") == 0 && n->decode_step_ms <= 0);
     double v = prefill ? n->prefill_tokens_per_s : n->decode_step_ms;
 
     if (v <= 0) {
@@ -348,7 +349,7 @@ static void notes(struct screen *s, const struct bt_inf_cluster *c)
         const struct bt_inf_node *n = &c->nodes[i];
 
         for (size_t t = 0; t < n->n_transports && s->lines < s->height; t++) {
-            if (strcmp(n->role, "prefill") == 0) { /* the other side says the same */
+            if (strcmp(n->role, "decode") != 0) { /* the other side says the same */
                 snprintf(line, sizeof line, "%.100s -> %.100s over %.200s", n->name,
                          n->transports[t].peer, n->transports[t].description);
                 put(s, line);

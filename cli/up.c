@@ -37,10 +37,11 @@ struct up_cfg {
 static const struct bt_opt options[] = {
     {"model", BT_OPT_STR, offsetof(struct up_cfg, model), NULL, 0, 0, NULL, "DIR_OR_GGUF",
      "Model to serve (default: SmolLM2-135M-Instruct, fetched once into the cache folder)."},
-    {"prefill", BT_OPT_U32, offsetof(struct up_cfg, n_prefill), "1", 1, 64, NULL, "N",
-     "Number of prefill nodes."},
-    {"decode", BT_OPT_U32, offsetof(struct up_cfg, n_decode), "1", 1, 64, NULL, "N",
-     "Number of decode nodes."},
+    {"prefill", BT_OPT_U32, offsetof(struct up_cfg, n_prefill), "1", 0, 64, NULL, "N",
+     "Number of prefill nodes. 0: the decode nodes compute prompts (--role both, or "
+     "--local-prefill always)."},
+    {"decode", BT_OPT_U32, offsetof(struct up_cfg, n_decode), "1", 0, 64, NULL, "N",
+     "Number of decode nodes. 0: the prefill nodes write the answers (--role both)."},
     {"listen", BT_OPT_STR, offsetof(struct up_cfg, listen), "127.0.0.1:8000", 0, 0, NULL,
      "HOST:PORT",
      "Where clients connect: gRPC and OpenAI HTTP on the same port; port 0: any free one."},
@@ -156,9 +157,6 @@ static unsigned receivers(char **arg)
     if (in_list(name, len, for_all, sizeof for_all / sizeof for_all[0])) {
         return 1u << CHILD_ROUTER | 1u << CHILD_PREFILL | 1u << CHILD_DECODE;
     }
-    if (len == 9 && strncmp(name, "max-batch", 9) == 0) {
-        return 1u << CHILD_DECODE;
-    }
     return 1u << CHILD_PREFILL | 1u << CHILD_DECODE;
 }
 
@@ -253,6 +251,33 @@ static enum bt_status check_passed(const struct up *u, struct bt_err *err)
                           "--prefill-name and --decode-name");
     }
     return BT_OK;
+}
+
+static bool passes_value(const struct up *u, enum child_kind k, const char *option,
+                         const char *value)
+{
+    const char *v = passed(u, k, option);
+
+    return v != NULL && strcmp(v, value) == 0;
+}
+
+/* Nobody would ever compute prompts, or write answers. */
+static enum bt_status check_roles(const struct up *u, struct bt_err *err)
+{
+    bool local = passes_value(u, CHILD_ROUTER, "--local-prefill", "always");
+
+    if (u->cfg.n_prefill == 0 && !local && !passes_value(u, CHILD_DECODE, "--role", "both")) {
+        return bt_err_set(err, BT_ERR_INVALID,
+                          "--prefill 0: then the decode nodes need --role both, or the router "
+                          "--local-prefill always");
+    }
+    if (u->cfg.n_decode == 0 && !passes_value(u, CHILD_PREFILL, "--role", "both")) {
+        return bt_err_set(err, BT_ERR_INVALID,
+                          "--decode 0: then the prefill nodes need --role both");
+    }
+    return u->cfg.n_prefill + u->cfg.n_decode > 0
+               ? BT_OK
+               : bt_err_set(err, BT_ERR_INVALID, "--prefill 0 --decode 0: there would be no node");
 }
 
 static void exec_child(const struct up *u, const struct child *c, int err_fd)
@@ -735,6 +760,8 @@ int bt_cli_up(int argc, char **argv)
     } else if (res.exit_now) {
         rc = 0;
     } else if (check_passed(u, &err) != BT_OK) {
+        rc = 2;
+    } else if (check_roles(u, &err) != BT_OK) {
         rc = 2;
     } else if (prepare(u, &err) == BT_OK) {
         rc = run(u, &err);

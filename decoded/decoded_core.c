@@ -84,9 +84,9 @@ enum bt_status bt_dc_core_create(const struct bt_dc_opts *opts, struct bt_dc_cor
     c->opts = *opts;
     bt_map_init(&c->by_generation, true);
     c->parked = bt_calloc(opts->parked_max, sizeof *c->parked);
-    enum bt_status st = c->parked == NULL
-                            ? BT_ERR_NOMEM
-                            : bt_ticket_table_init(&c->jobs, sizeof(struct dc_job), opts->max_jobs);
+    enum bt_status st = c->parked == NULL ? BT_ERR_NOMEM
+                                          : bt_ticket_table_init(&c->jobs, sizeof(struct dc_job),
+                                                                 opts->max_jobs, opts->first_slot);
 
     if (st != BT_OK) {
         bt_free(c->parked);
@@ -498,6 +498,12 @@ void bt_dc_on_give_back(struct bt_dc_core *c, uint64_t now)
             job_give_up(c, j, BT_ATTEMPT_DRAINING, DRAINED);
         }
     }
+}
+
+void bt_dc_on_resume(struct bt_dc_core *c)
+{
+    begin(c);
+    c->giving_back = false;
 }
 
 /* ---- from the engine ---- */

@@ -26,6 +26,7 @@
 
 struct bt_dc_opts {
     uint32_t max_jobs;
+    uint32_t first_slot; /* of job ids: those of both legs of a node must differ */
     uint32_t parked_max;
     uint32_t n_groups;
     uint32_t n_layers[BT_CONTROL_GROUPS_MAX];
@@ -143,6 +144,8 @@ void bt_dc_on_land_closed(struct bt_dc_core *c, uint64_t now, const struct bt_ti
 /* The time to drain is over: every attempt goes back to its router as BT_ATTEMPT_DRAINING, at once, and
  * so does each that still comes. Jobs may stay until their landings are closed. */
 void bt_dc_on_give_back(struct bt_dc_core *c, uint64_t now);
+/* From now on it takes work again, as before give_back. */
+void bt_dc_on_resume(struct bt_dc_core *c);
 
 /* At least every 100 ms: deadlines. */
 void bt_dc_on_tick(struct bt_dc_core *c, uint64_t now);

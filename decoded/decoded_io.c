@@ -280,6 +280,13 @@ static void give_back(void *arg)
     run(d);
 }
 
+static void resume(void *arg)
+{
+    struct bt_decoded *d = arg;
+
+    bt_dc_on_resume(d->core);
+}
+
 static uint32_t jobs(void *arg)
 {
     struct bt_decoded *d = arg;
@@ -293,9 +300,9 @@ static void load(void *arg, struct bt_msg_load *out)
     const struct bt_dc_stats *s = bt_dc_core_stats(d->core);
 
     out->stale_messages += s->stale;
-    out->transferred_tokens = s->transferred_tokens;
-    out->transferred_bytes = s->transferred_bytes;
-    out->local_prefills = s->local_prefills;
+    out->transferred_tokens += s->transferred_tokens;
+    out->transferred_bytes += s->transferred_bytes;
+    out->local_prefills += s->local_prefills;
 }
 
 static void metrics(void *arg, struct bt_buf *out)
@@ -309,24 +316,21 @@ static void metrics(void *arg, struct bt_buf *out)
     bt_prom_head(out, "baton_kv_transferred_bytes_total", BT_PROM_COUNTER,
                  "Bytes of KV that arrived here.");
     bt_prom_u64(out, "baton_kv_transferred_bytes_total", NULL, 0, s->transferred_bytes);
-    bt_prom_head(out, "baton_kv_transfer_seconds", BT_PROM_HISTOGRAM,
-                 "From a transfer's first share to its last, at the receiver.");
-    bt_prom_hist_render(out, "baton_kv_transfer_seconds", NULL, 0, &d->transfer_seconds);
-    bt_prom_head(out, "baton_prefix_cached_tokens_total", BT_PROM_COUNTER,
-                 "Tokens neither sent nor computed here, because the prefix cache had them.");
-    bt_prom_u64(out, "baton_prefix_cached_tokens_total", NULL, 0, s->cached_tokens);
     bt_prom_head(out, "baton_local_prefill_total", BT_PROM_COUNTER,
                  "Prompts that this decode node computed itself.");
     bt_prom_u64(out, "baton_local_prefill_total", NULL, 0, s->local_prefills);
     bt_prom_head(out, "baton_local_prefill_tokens_total", BT_PROM_COUNTER,
                  "Tokens of those that it computed.");
     bt_prom_u64(out, "baton_local_prefill_tokens_total", NULL, 0, s->local_prefill_tokens);
-    bt_prom_head(out, "baton_kv_transfer_shares", BT_PROM_HISTOGRAM,
-                 "Shares (one page of one layer: one descriptor) of a transfer.");
-    bt_prom_hist_render(out, "baton_kv_transfer_shares", NULL, 0, &d->shares);
-    bt_prom_head(out, "baton_attempts_failed_total", BT_PROM_COUNTER,
-                 "Attempts that this node gave up.");
-    bt_prom_u64(out, "baton_attempts_failed_total", NULL, 0, s->failures);
+}
+
+static void numbers(void *arg, struct bt_node_leg_numbers *out)
+{
+    struct bt_decoded *d = arg;
+    const struct bt_dc_stats *s = bt_dc_core_stats(d->core);
+
+    *out = (struct bt_node_leg_numbers){&d->transfer_seconds, &d->shares, s->cached_tokens,
+                                        s->failures};
 }
 
 /* ---- life ---- */
@@ -336,6 +340,7 @@ static void on_ready(void *arg, struct bt_node *n)
     struct bt_decoded *d = arg;
     struct bt_dc_opts o = {
         .max_jobs = n->cfg.max_jobs,
+        .first_slot = bt_node_first_slot(n, BT_ROLE_DECODE),
         .parked_max = PARKED_MAX,
         .n_groups = n->layout->n_groups,
         .park_ns = n->cfg.lease,
@@ -376,7 +381,6 @@ void bt_decoded_destroy(struct bt_decoded *d)
 struct bt_node_hooks bt_decoded_hooks(struct bt_decoded *d)
 {
     return (struct bt_node_hooks){
-        .role = BT_ROLE_DECODE,
         .arg = d,
         .on_ready = on_ready,
         .on_engine = on_engine,
@@ -386,8 +390,10 @@ struct bt_node_hooks bt_decoded_hooks(struct bt_decoded *d)
         .on_router_lost = on_router_lost,
         .on_tick = on_tick,
         .give_back = give_back,
+        .resume = resume,
         .jobs = jobs,
         .load = load,
         .metrics = metrics,
+        .numbers = numbers,
     };
 }

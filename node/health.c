@@ -14,8 +14,11 @@ static bool node_ready(const struct bt_node *n)
 
 enum bt_status bt_node_metrics_init(struct bt_node *n, struct bt_err *err)
 {
-    if (bt_prom_hist_init_text(&n->p->step_seconds, n->cfg.buckets_seconds, err) != BT_OK) {
-        return bt_err_prefix(err, "--buckets-seconds");
+    for (unsigned leg = 0; leg < BT_LEGS; leg++) {
+        if (bt_prom_hist_init_text(&n->p->step_seconds[leg], n->cfg.buckets_seconds, err) !=
+            BT_OK) {
+            return bt_err_prefix(err, "--buckets-seconds");
+        }
     }
     if (bt_prom_hist_init_text(&n->p->batch_tokens, n->cfg.buckets_tokens, err) != BT_OK) {
         return bt_err_prefix(err, "--buckets-tokens");
@@ -25,7 +28,7 @@ enum bt_status bt_node_metrics_init(struct bt_node *n, struct bt_err *err)
 
 void bt_node_hist_init(const struct bt_node *n, struct bt_prom_hist *seconds)
 {
-    *seconds = n->p->step_seconds;
+    *seconds = n->p->step_seconds[0];
     memset(seconds->counts, 0, sizeof seconds->counts);
     seconds->sum = 0;
     seconds->count = 0;
@@ -47,7 +50,9 @@ uint64_t bt_node_transfer_failures(const struct bt_xfer_stats *x)
 
 void bt_node_metrics_step(struct bt_node *n, const struct bt_engine_step_stats *s)
 {
-    bt_prom_hist_observe(&n->p->step_seconds, (double)s->compute_ns / 1e9);
+    enum bt_role leg = s->n_prefill_tokens > 0 ? BT_ROLE_PREFILL : BT_ROLE_DECODE;
+
+    bt_prom_hist_observe(&n->p->step_seconds[leg], (double)s->compute_ns / 1e9);
     bt_prom_hist_observe(&n->p->batch_tokens, (double)(s->n_prefill_tokens + s->n_decode_tokens));
 }
 
@@ -97,6 +102,70 @@ static void sessions(const struct bt_node *n, struct bt_buf *b)
     }
 }
 
+/* A leg is told of while the node serves as it, and once it has done something. */
+static bool is_told(const struct bt_node *n, enum bt_role leg)
+{
+    return bt_role_has(n->role, leg) || n->p->step_seconds[leg].count > 0;
+}
+
+static void steps(const struct bt_node *n, struct bt_buf *b)
+{
+    static const char *const names[] = {"baton_prefill_step_seconds", "baton_decode_step_seconds"};
+    static const char *const help[] = {"Compute time of one step with prompt tokens in it.",
+                                       "Compute time of one step without."};
+
+    for (enum bt_role leg = BT_ROLE_PREFILL; leg < BT_LEGS; leg++) {
+        if (is_told(n, leg)) {
+            bt_prom_head(b, names[leg], BT_PROM_HISTOGRAM, help[leg]);
+            bt_prom_hist_render(b, names[leg], NULL, 0, &n->p->step_seconds[leg]);
+        }
+    }
+}
+
+/* What both legs have, with the label `leg`. */
+static void legs(const struct bt_node *n, struct bt_buf *b)
+{
+    static const struct {
+        const char *name, *help;
+        enum bt_prom_type type;
+    } families[] = {
+        {"baton_kv_transfer_seconds",
+         "From a transfer's first share to its last; leg prefill: as sent, decode: as received.",
+         BT_PROM_HISTOGRAM},
+        {"baton_kv_transfer_shares",
+         "Shares (one page of one layer: one descriptor) of a transfer.", BT_PROM_HISTOGRAM},
+        {"baton_prefix_cached_tokens_total",
+         "Tokens neither computed (prefill) nor sent here (decode), because the prefix cache had "
+         "them.",
+         BT_PROM_COUNTER},
+        {"baton_attempts_failed_total", "Attempts that this node gave up.", BT_PROM_COUNTER},
+    };
+
+    for (unsigned f = 0; f < sizeof families / sizeof families[0]; f++) {
+        bt_prom_head(b, families[f].name, families[f].type, families[f].help);
+        for (enum bt_role leg = BT_ROLE_PREFILL; leg < BT_LEGS; leg++) {
+            struct bt_prom_label label = {"leg", bt_role_name(leg)};
+            struct bt_node_leg_numbers x = {0};
+
+            if (!is_told(n, leg)) {
+                continue;
+            }
+            n->legs[leg].numbers(n->legs[leg].arg, &x);
+            if (families[f].type == BT_PROM_HISTOGRAM) {
+                bt_prom_hist_render(b, families[f].name, &label, 1,
+                                    f == 0 ? x.transfer_seconds : x.shares);
+            } else {
+                bt_prom_u64(b, families[f].name, &label, 1, f == 2 ? x.cached_tokens : x.failures);
+            }
+        }
+    }
+    for (enum bt_role leg = BT_ROLE_PREFILL; leg < BT_LEGS; leg++) {
+        if (is_told(n, leg)) {
+            n->legs[leg].metrics(n->legs[leg].arg, b);
+        }
+    }
+}
+
 static void render_metrics(struct bt_node *n, struct bt_buf *b)
 {
     struct bt_engine_snapshot s = bt_engine_thread_snapshot(n->engine);
@@ -122,15 +191,11 @@ static void render_metrics(struct bt_node *n, struct bt_buf *b)
         "Page messages dropped: ticket, generation, peer or range did not match.",
         x.drop_unknown + x.drop_generation + x.drop_peer + x.drop_range + x.drop_malformed);
     turned_away(b, &x);
-    const char *step = n->hooks.role == BT_ROLE_DECODE ? "baton_decode_step_seconds"
-                                                       : "baton_prefill_step_seconds";
-
-    bt_prom_head(b, step, BT_PROM_HISTOGRAM, "Compute time of one step.");
-    bt_prom_hist_render(b, step, NULL, 0, &n->p->step_seconds);
+    steps(n, b);
     bt_prom_head(b, "baton_batch_tokens", BT_PROM_HISTOGRAM, "Tokens computed in one step.");
     bt_prom_hist_render(b, "baton_batch_tokens", NULL, 0, &n->p->batch_tokens);
     sessions(n, b);
-    n->hooks.metrics(n->hooks.arg, b);
+    legs(n, b);
 }
 
 static void on_request(struct bt_http_stream *s, const struct bt_http_request *req, void *arg)

@@ -28,6 +28,11 @@
 #define XFER_EVENTS_PER_TURN 256
 #define BLOCKS_MAX           (1u << 22) /* of the prefix cache, told to routers: 96 MiB here at most */
 
+uint32_t bt_node_first_slot(const struct bt_node *n, enum bt_role leg)
+{
+    return leg == BT_ROLE_PREFILL ? 0 : n->cfg.max_jobs;
+}
+
 /* ---- outputs ---- */
 
 static void flush_router(struct bt_node *n, uint32_t router)
@@ -140,17 +145,18 @@ static void on_control(struct bt_node *n, const struct bt_xfer_event *ev)
         bt_log_warn("node", "peer %016llx: %s", (unsigned long long)ev->instance, err.msg);
         return;
     }
-    n->hooks.on_control(n->hooks.arg, ev->peer, &m);
+    bt_node_legs_control(n, ev->peer, &m);
 }
 
 /* ---- load ---- */
 
-void bt_node_set_transport(struct bt_node *n, uint64_t instance, const char *text)
+/* The transport that a connected peer uses, for load reports. text "": forget it. */
+static void set_transport(struct bt_node *n, const struct bt_xfer_event *ev, const char *text)
 {
     struct bt_node_private *p = n->p;
     uint32_t i = 0;
 
-    while (i < p->n_transports && p->transports[i].instance != instance) {
+    while (i < p->n_transports && p->transports[i].conn != ev->peer) {
         i++;
     }
     if (text[0] == '\0') {
@@ -163,7 +169,8 @@ void bt_node_set_transport(struct bt_node *n, uint64_t instance, const char *tex
         return; /* shown in the log only */
     }
     p->n_transports += i == p->n_transports;
-    p->transports[i].instance = instance;
+    p->transports[i].conn = ev->peer;
+    p->transports[i].instance = ev->instance;
     snprintf(p->transports[i].text, sizeof p->transports[i].text, "%s", text);
 }
 
@@ -182,6 +189,24 @@ static void tell_prefix_blocks(struct bt_node *n, uint32_t router, struct bt_msg
     }
 }
 
+/* Two nodes that serve as both have two connections: told once. */
+static uint32_t list_transports(struct bt_node_private *p)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < p->n_transports; i++) {
+        uint32_t k = 0;
+
+        while (k < n && p->transport_msgs[k].peer != p->transports[i].instance) {
+            k++;
+        }
+        p->transport_msgs[k] =
+            (struct bt_msg_transport){p->transports[i].instance, p->transports[i].text};
+        n += k == n;
+    }
+    return n;
+}
+
 static void node_load(void *arg, uint32_t router, struct bt_msg_load *out)
 {
     struct bt_node *n = arg;
@@ -190,10 +215,6 @@ static void node_load(void *arg, uint32_t router, struct bt_msg_load *out)
     struct bt_xfer_stats x;
 
     bt_xfer_stats(n->xfer, &x);
-    for (uint32_t i = 0; i < p->n_transports; i++) {
-        p->transport_msgs[i] =
-            (struct bt_msg_transport){p->transports[i].instance, p->transports[i].text};
-    }
     *out = (struct bt_msg_load){
         .waiting = s.load.n_waiting,
         .running = s.load.n_running,
@@ -210,10 +231,10 @@ static void node_load(void *arg, uint32_t router, struct bt_msg_load *out)
         .transfer_failures = bt_node_transfer_failures(&x),
         .stale_messages =
             x.drop_unknown + x.drop_generation + x.drop_peer + x.drop_range + x.drop_malformed,
-        .n_transports = p->n_transports,
+        .n_transports = list_transports(p),
         .transports = p->transport_msgs,
     };
-    n->hooks.load(n->hooks.arg, out);
+    bt_node_legs_load(n, out);
     tell_prefix_blocks(n, router, out);
 }
 
@@ -234,17 +255,17 @@ static void on_engine(void *arg, const struct bt_engine_ev *ev)
         bt_prefix_report_change(n->p->report, ev->cache.list, ev->cache.n);
         return;
     }
-    n->hooks.on_engine(n->hooks.arg, ev);
+    bt_node_legs_engine(n, ev);
 }
 
 static void on_xfer_event(struct bt_node *n, const struct bt_xfer_event *ev)
 {
     switch (ev->kind) {
     case BT_XFER_PEER_UP: /* up and down were logged by the transfer thread */
-        bt_node_set_transport(n, ev->instance, ev->text);
+        set_transport(n, ev, ev->text);
         break;
     case BT_XFER_PEER_DOWN:
-        bt_node_set_transport(n, ev->instance, "");
+        set_transport(n, ev, "");
         break;
     case BT_XFER_CTRL:
         on_control(n, ev);
@@ -252,7 +273,7 @@ static void on_xfer_event(struct bt_node *n, const struct bt_xfer_event *ev)
     default:
         break;
     }
-    n->hooks.on_xfer(n->hooks.arg, ev);
+    bt_node_legs_xfer(n, ev);
 }
 
 static void on_xfer_wake(void *arg) /* transfer thread */
@@ -311,7 +332,7 @@ static void on_router_lost(void *arg, uint32_t router)
     }
     n->p->outboxes[router].n = 0;
     bt_arena_reset(&n->p->outboxes[router].arena);
-    n->hooks.on_router_lost(n->hooks.arg, router);
+    bt_node_legs_router_lost(n, router);
     bt_node_health_changed(n);
 }
 
@@ -340,7 +361,7 @@ static void on_router_message(void *arg, uint32_t router, const struct bt_from_r
         }
         return;
     }
-    n->hooks.on_router(n->hooks.arg, router, m);
+    bt_node_legs_router(n, router, m);
 }
 
 /* Whether a draining node has nothing left. When its time is over the rest goes back to the routers, which run it
@@ -348,7 +369,7 @@ static void on_router_message(void *arg, uint32_t router, const struct bt_from_r
 static bool drained(struct bt_node *n, uint64_t now)
 {
     struct bt_node_private *p = n->p;
-    uint32_t left = n->hooks.jobs(n->hooks.arg);
+    uint32_t left = bt_node_legs_jobs(n);
 
     if (left == 0) {
         return true;
@@ -357,7 +378,7 @@ static bool drained(struct bt_node *n, uint64_t now)
         p->gave_back = true;
         bt_log_warn("node", "drain timed out: %u unfinished sequences go back to their routers",
                     left);
-        n->hooks.give_back(n->hooks.arg);
+        bt_node_legs_give_back(n);
     }
     return p->gave_back && now >= p->drain_end + n->cfg.lease;
 }
@@ -367,7 +388,9 @@ static void on_tick(struct bt_timer *t, void *arg)
     struct bt_node *n = arg;
     uint64_t now = bt_net_loop_now(n->loop);
 
-    n->hooks.on_tick(n->hooks.arg, now);
+    for (unsigned leg = 0; leg < BT_LEGS; leg++) {
+        n->legs[leg].on_tick(n->legs[leg].arg, now);
+    }
     if (n->p->draining && drained(n, now)) {
         bt_net_loop_stop(n->loop);
         return;
@@ -438,7 +461,8 @@ static enum bt_status transfer_ports(const char *text, uint16_t *min, uint16_t *
     return BT_OK;
 }
 
-/* Where a decode node listens for pages; checked against where the routers are. */
+/* Where the decode leg listens for pages; checked against where the routers are. "" on a prefill node that
+ * was not told: it can have no other role then. */
 static enum bt_status transfer_address(struct bt_node *n, char out[BT_ADDR_TEXT_MAX],
                                        struct bt_err *err)
 {
@@ -450,6 +474,10 @@ static enum bt_status transfer_address(struct bt_node *n, char out[BT_ADDR_TEXT_
         return st;
     }
     if (n->cfg.transfer == NULL) {
+        if (!local && n->role == BT_ROLE_PREFILL) {
+            out[0] = '\0';
+            return BT_OK;
+        }
         if (!local) {
             return bt_err_set(err, BT_ERR_INVALID,
                               "--transfer is needed: the routers are on other machines, so say "
@@ -484,10 +512,7 @@ static enum bt_status transfer_address(struct bt_node *n, char out[BT_ADDR_TEXT_
 static enum bt_status check_cfg(struct bt_node *n, struct bt_err *err)
 {
     char address[BT_ADDR_TEXT_MAX];
-    bool local;
     static const char *const backends[] = {"cpu", "cuda", "emulated"};
-    static const char *const roles[] = {"prefill", "decode", "both"};
-    int own = n->hooks.role == BT_ROLE_PREFILL ? 0 : 1;
 
     if (n->cfg.router == NULL) {
         return bt_err_set(
@@ -501,14 +526,8 @@ static enum bt_status check_cfg(struct bt_node *n, struct bt_err *err)
         return bt_err_set(err, BT_ERR_INVALID, "--backend %s: this build has the cpu backend only",
                           backends[n->cfg.backend]);
     }
-    if (n->cfg.role != own) {
-        return bt_err_set(err, BT_ERR_INVALID, "--role %s: this daemon serves the role %s only",
-                          roles[n->cfg.role], roles[own]);
-    }
     uint16_t port_min, port_max;
-    enum bt_status st = n->hooks.role == BT_ROLE_DECODE
-                            ? transfer_address(n, address, err)
-                            : all_routers_loopback(n->cfg.router, &local, err);
+    enum bt_status st = transfer_address(n, address, err);
 
     if (st == BT_OK) {
         st = transfer_ports(n->cfg.transfer_ports, &port_min, &port_max, err);
@@ -571,8 +590,8 @@ static enum bt_status start_engine(struct bt_node *n, struct bt_err *err)
         .page_tokens = n->cfg.page_tokens,
         .kv_dtype = dtypes[n->cfg.kv_dtype],
         .chunk_tokens = n->cfg.chunk_tokens,
-        .max_batch = n->hooks.role == BT_ROLE_DECODE ? n->cfg.max_batch : 64,
-        .max_seqs = n->cfg.max_jobs,
+        .max_batch = n->cfg.max_batch,
+        .max_seqs = BT_LEGS * n->cfg.max_jobs,
         .prefix_cache = n->cfg.prefix_cache != 0,
         .load_progress = on_load_progress,
         .load_arg = n,
@@ -595,7 +614,7 @@ static enum bt_status start_engine(struct bt_node *n, struct bt_err *err)
         bt_engine_destroy(e);
         return bt_err_set(err, BT_ERR_NOMEM, "no memory for the list of cached blocks");
     }
-    st = bt_engine_thread_start(n->loop, e, n->cfg.max_jobs, on_engine, n, &n->engine);
+    st = bt_engine_thread_start(n->loop, e, BT_LEGS * n->cfg.max_jobs, on_engine, n, &n->engine);
     return st == BT_OK ? BT_OK : bt_err_set(err, st, "cannot start the engine thread");
 }
 
@@ -610,7 +629,7 @@ static enum bt_status start_transfer(struct bt_node *n, struct bt_err *err)
         return bt_err_set(err, st, "cannot create the transfer inbox");
     }
     st = transfer_ports(n->cfg.transfer_ports, &port_min, &port_max, err);
-    if (st == BT_OK && n->hooks.role == BT_ROLE_DECODE) {
+    if (st == BT_OK) {
         st = transfer_address(n, address, err);
     }
     if (st != BT_OK) {
@@ -618,24 +637,23 @@ static enum bt_status start_transfer(struct bt_node *n, struct bt_err *err)
     }
     snprintf(fingerprint, sizeof fingerprint, "%016llx/%s",
              (unsigned long long)n->layout->fingerprint, n->layout->numerics);
-    return bt_xfer_create(
-        &(struct bt_xfer_opts){.listen = n->hooks.role == BT_ROLE_DECODE ? address : NULL,
-                               .port_min = port_min,
-                               .port_max = port_max,
-                               .tls = n->cfg.transport,
-                               .instance = n->instance,
-                               .fingerprint = fingerprint,
-                               .layout = n->layout->kv_layout,
-                               .heartbeat_ns = n->cfg.heartbeat,
-                               .lease_ns = n->cfg.lease,
-                               .stall_ns = n->cfg.transfer_deadline,
-                               .checksum = n->cfg.checksum,
-                               .peers_max = PEERS_MAX,
-                               .landings_max = n->cfg.max_jobs,
-                               .commands_max = TRANSFER_COMMANDS,
-                               .wake = on_xfer_wake,
-                               .wake_arg = n},
-        &n->xfer, err);
+    return bt_xfer_create(&(struct bt_xfer_opts){.listen = address[0] != '\0' ? address : NULL,
+                                                 .port_min = port_min,
+                                                 .port_max = port_max,
+                                                 .tls = n->cfg.transport,
+                                                 .instance = n->instance,
+                                                 .fingerprint = fingerprint,
+                                                 .layout = n->layout->kv_layout,
+                                                 .heartbeat_ns = n->cfg.heartbeat,
+                                                 .lease_ns = n->cfg.lease,
+                                                 .stall_ns = n->cfg.transfer_deadline,
+                                                 .checksum = n->cfg.checksum,
+                                                 .peers_max = PEERS_MAX,
+                                                 .landings_max = n->cfg.max_jobs,
+                                                 .commands_max = TRANSFER_COMMANDS,
+                                                 .wake = on_xfer_wake,
+                                                 .wake_arg = n},
+                          &n->xfer, err);
 }
 
 static enum bt_status start_link(struct bt_node *n, struct bt_err *err)
@@ -649,7 +667,7 @@ static enum bt_status start_link(struct bt_node *n, struct bt_err *err)
     if (n->cfg.name == NULL) {
         char name[BT_NODE_NAME_BYTES];
 
-        n->p->name_fd = bt_node_default_name(bt_role_name(n->hooks.role), name);
+        n->p->name_fd = bt_node_default_name(bt_role_name(n->role), name);
         n->cfg.name = bt_strdup(name);
     }
     if (n->cfg.name == NULL) {
@@ -659,7 +677,7 @@ static enum bt_status start_link(struct bt_node *n, struct bt_err *err)
         .routers = n->cfg.router,
         .hello = {.version_min = BT_SESSION_VERSION_MIN,
                   .version_max = BT_SESSION_VERSION_MAX,
-                  .role = n->hooks.role,
+                  .role = n->role,
                   .instance = n->instance,
                   .name = n->cfg.name,
                   .fingerprint = n->layout->fingerprint,
@@ -685,7 +703,7 @@ static enum bt_status start_link(struct bt_node *n, struct bt_err *err)
         .on_message = on_router_message,
     };
 
-    if (n->hooks.role == BT_ROLE_DECODE) {
+    if (bt_role_has(n->role, BT_ROLE_DECODE)) {
         bt_log_info("transfer", "listening for KV pages on %s", bt_xfer_address(n->xfer));
     }
     return bt_router_link_create(n->loop, &o, &n->link, err);
@@ -702,7 +720,7 @@ static enum bt_status node_start(struct bt_node *n, struct bt_err *err)
         st = start_transfer(n, err);
     }
     if (st == BT_OK) {
-        n->hooks.on_ready(n->hooks.arg, n);
+        bt_node_legs_ready(n);
         st = bt_node_health_start(n, err);
     }
     if (st == BT_OK) {
@@ -763,9 +781,9 @@ static void node_stop(struct bt_node *n)
 }
 
 int bt_node_main(const struct bt_prog *prog, int argc, char **argv,
-                 const struct bt_node_hooks *hooks)
+                 const struct bt_node_hooks legs[BT_LEGS])
 {
-    struct bt_node n = {.hooks = *hooks};
+    struct bt_node n = {.legs = {legs[BT_ROLE_PREFILL], legs[BT_ROLE_DECODE]}};
     struct bt_opt_result res;
     struct bt_err err = {0};
 
@@ -778,6 +796,7 @@ int bt_node_main(const struct bt_prog *prog, int argc, char **argv,
         bt_opt_free(prog, &n.cfg);
         return 0;
     }
+    n.role = (enum bt_role)n.cfg.role; /* the option lists them in that order */
     n.p = bt_calloc(1, sizeof *n.p);
     if (n.p == NULL) {
         fprintf(stderr, "%s: out of memory\n", prog->name);

@@ -1,9 +1,10 @@
 #ifndef BT_NODE_NODE_H
 #define BT_NODE_NODE_H
 
-/* What prefilld and decoded have in common: options, the model, the engine thread, the transfer
- * room, sessions to routers, health endpoint, drain. The daemons differ by the callbacks they give.
- * Loop thread throughout. */
+/* What a daemon is around its two legs: options, the model, the engine thread, the transfer room,
+ * sessions to routers, health endpoint, drain. A leg is what prefilld/ or decoded/ gives: a core and
+ * its messages, as callbacks. Both legs are always there and share everything; the node's role says
+ * which of them take work. Loop thread throughout. */
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -25,14 +26,19 @@ struct bt_node_cfg {
     uint64_t kv_bytes, lease, heartbeat, transfer_deadline, drain_timeout;
 };
 
-/* The option tables of the two daemons. */
+/* The option tables of the two daemons: they differ in the default role. */
 extern const struct bt_opt bt_node_opts_prefill[], bt_node_opts_decode[];
 extern const size_t bt_node_n_opts_prefill, bt_node_n_opts_decode;
 
 struct bt_node;
 
+/* Numbers that both legs have, for metrics with the label `leg`. */
+struct bt_node_leg_numbers {
+    const struct bt_prom_hist *transfer_seconds, *shares;
+    uint64_t cached_tokens, failures;
+};
+
 struct bt_node_hooks {
-    enum bt_role role;
     void *arg;
     void (*on_ready)(void *arg, struct bt_node *n); /* everything is up: create the core */
     void (*on_engine)(void *arg, const struct bt_engine_ev *ev);
@@ -41,16 +47,19 @@ struct bt_node_hooks {
     void (*on_router)(void *arg, uint32_t router, const struct bt_from_router *m);
     void (*on_router_lost)(void *arg, uint32_t router);
     void (*on_tick)(void *arg, uint64_t now);
-    /* The time to drain is over: what is left goes back to its routers. */
+    /* The time to drain is over: what is left goes back to its routers, and so does what still comes, until resume. */
     void (*give_back)(void *arg);
+    void (*resume)(void *arg);
     uint32_t (*jobs)(void *arg);                      /* unfinished work, for drain */
-    void (*load)(void *arg, struct bt_msg_load *out); /* the daemon's own totals */
-    void (*metrics)(void *arg, struct bt_buf *out);   /* the daemon's own lines */
+    void (*load)(void *arg, struct bt_msg_load *out); /* adds the leg's own totals */
+    void (*metrics)(void *arg, struct bt_buf *out);   /* the leg's own lines */
+    void (*numbers)(void *arg, struct bt_node_leg_numbers *out);
 };
 
 struct bt_node {
     struct bt_node_cfg cfg;
-    struct bt_node_hooks hooks;
+    struct bt_node_hooks legs[BT_LEGS]; /* by enum bt_role */
+    enum bt_role role;                  /* as which it serves */
     struct bt_net_loop *loop;
     struct bt_engine_thread *engine;
     struct bt_xfer *xfer;
@@ -61,10 +70,13 @@ struct bt_node {
     struct bt_node_private *p;
 };
 
-/* Runs a daemon from argv to its end: options, model, threads, loop, drain. Returns the exit code.
- */
+/* Runs a daemon from argv to its end: options, model, threads, loop, drain. legs: by enum bt_role.
+ * Returns the exit code. */
 int bt_node_main(const struct bt_prog *prog, int argc, char **argv,
-                 const struct bt_node_hooks *hooks);
+                 const struct bt_node_hooks legs[BT_LEGS]);
+
+/* For a leg's core: job ids of the two legs have slots of their own. */
+uint32_t bt_node_first_slot(const struct bt_node *n, enum bt_role leg);
 
 /* An empty histogram with the buckets of --buckets-seconds. */
 void bt_node_hist_init(const struct bt_node *n, struct bt_prom_hist *seconds);
@@ -83,8 +95,5 @@ void bt_node_control(struct bt_node *n, uint64_t conn, const struct bt_control *
 /* For the transfer calls that end work: they fail only without memory, and then the process is lost
  * anyway. */
 void bt_node_must(enum bt_status st);
-
-/* The transport that a connected peer uses, for load reports. text "": forget it. */
-void bt_node_set_transport(struct bt_node *n, uint64_t instance, const char *text);
 
 #endif

@@ -26,7 +26,7 @@ struct bt_node_private {
     struct bt_task read_xfer;
     struct bt_net_signal *sigterm, *sigint;
     struct {
-        uint64_t instance;
+        uint64_t conn, instance;
         char text[200];
     } transports[PEERS_MAX];
     struct bt_msg_transport transport_msgs[PEERS_MAX];
@@ -39,8 +39,20 @@ struct bt_node_private {
     /* health.c */
     struct bt_http_server *http;
     struct bt_grpc_server *grpc;
-    struct bt_prom_hist step_seconds, batch_tokens;
+    struct bt_prom_hist step_seconds[BT_LEGS],
+        batch_tokens; /* steps with prompt tokens, and without */
 };
+
+/* node/node_legs.c: an event goes to the leg that it is for, or to both. */
+void bt_node_legs_ready(struct bt_node *n); /* everything is up: the legs of the role may work */
+void bt_node_legs_engine(struct bt_node *n, const struct bt_engine_ev *ev);
+void bt_node_legs_xfer(struct bt_node *n, const struct bt_xfer_event *ev);
+void bt_node_legs_control(struct bt_node *n, uint64_t conn, const struct bt_control *m);
+void bt_node_legs_router(struct bt_node *n, uint32_t router, const struct bt_from_router *m);
+void bt_node_legs_router_lost(struct bt_node *n, uint32_t router);
+uint32_t bt_node_legs_jobs(const struct bt_node *n);
+void bt_node_legs_give_back(struct bt_node *n);
+void bt_node_legs_load(struct bt_node *n, struct bt_msg_load *out);
 
 /* node/health.c */
 enum bt_status bt_node_metrics_init(struct bt_node *n, struct bt_err *err) BT_NODISCARD;

@@ -37,6 +37,13 @@
             "Sequences known at once, waiting ones included; more are refused."),                  \
         ROW("prefix-cache", BT_OPT_ENUM, prefix_cache, "off", 0, 0, "off|on", NULL,                \
             "Keep KV pages of finished sequences for later ones that begin alike."),               \
+        ROW("max-batch", BT_OPT_U32, max_batch, "64", 1, 4096, NULL, "N",                          \
+            "Sequences decoded together in one step."),                                            \
+        ROW("transfer", BT_OPT_STR, transfer, NULL, 0, 0, NULL, "HOST[:PORT]",                     \
+            "Address on which KV pages arrive when this node decodes; prefill nodes must reach "   \
+            "it under this name "                                                                  \
+            "(default: 127.0.0.1 when every router is on this machine). A prefill node without "   \
+            "one stays one."),                                                                     \
         ROW("name", BT_OPT_STR, name, NULL, 0, 0, NULL, "NAME",                                    \
             "Name of this node in status and metrics (default: HOST-ROLE-N, N the lowest that is " \
             "free on this machine)."),                                                             \
@@ -62,25 +69,12 @@
         ROW("health", BT_OPT_STR, health, NULL, 0, 0, NULL, "HOST:PORT",                           \
             "Serve /live, /ready, /metrics and grpc.health.v1 here (default: nowhere).")
 
-const struct bt_opt bt_node_opts_prefill[] = {
-    COMMON_ROWS,
-    ROW("role", BT_OPT_ENUM, role, "prefill", 0, 0, "prefill|decode|both", NULL,
-        "Role of this node."),
-    ROW("transfer", BT_OPT_STR, transfer, NULL, 0, 0, NULL, "HOST[:PORT]",
-        "Not needed on prefill nodes: they dial the decode nodes. Accepted so that both daemons "
-        "take the same options."),
-};
+#define ROLE_ROW(dflt)                                                                             \
+    ROW("role", BT_OPT_ENUM, role, dflt, 0, 0, "prefill|decode|both", NULL,                        \
+        "Computes prompts, writes answers, or does both; `baton role` changes it while it runs.")
+
+const struct bt_opt bt_node_opts_prefill[] = {COMMON_ROWS, ROLE_ROW("prefill")};
 const size_t bt_node_n_opts_prefill = sizeof bt_node_opts_prefill / sizeof bt_node_opts_prefill[0];
 
-const struct bt_opt bt_node_opts_decode[] = {
-    COMMON_ROWS,
-    ROW("role", BT_OPT_ENUM, role, "decode", 0, 0, "prefill|decode|both", NULL,
-        "Role of this node."),
-    ROW("transfer", BT_OPT_STR, transfer, NULL, 0, 0, NULL, "HOST[:PORT]",
-        "Address on which KV pages arrive; prefill nodes must reach it under this name (default: "
-        "127.0.0.1 when every "
-        "router is on this machine)."),
-    ROW("max-batch", BT_OPT_U32, max_batch, "64", 1, 4096, NULL, "N",
-        "Sequences decoded together in one step."),
-};
+const struct bt_opt bt_node_opts_decode[] = {COMMON_ROWS, ROLE_ROW("decode")};
 const size_t bt_node_n_opts_decode = sizeof bt_node_opts_decode / sizeof bt_node_opts_decode[0];

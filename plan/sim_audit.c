@@ -14,7 +14,7 @@ static void count_refs(const struct bt_sim *s, const struct sim_node *n, uint32_
         const struct bt_batch_seq *b = bt_batch_seq(n->engine.batch, slot);
 
         for (uint32_t p = b->first_page[group]; b->state != BT_BATCH_FREE && p < b->n_paged; p++) {
-            BT_ASSERT(b->pages[group][p] < s->cfg.n_pages[n->role]);
+            BT_ASSERT(b->pages[group][p] < s->cfg.n_pages[n->home]);
             refs[b->pages[group][p]]++;
         }
     }

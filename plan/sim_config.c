@@ -215,6 +215,24 @@ static void config_local(const struct bt_sim *s, struct sim_config *c)
     }
 }
 
+/* Of a third of all seeds some nodes serve as both; then all pools are alike, so that what fits somewhere fits
+ * everywhere. */
+static void config_roles(const struct bt_sim *s, struct sim_config *c)
+{
+    uint64_t x = sim_mix(s->opts.seed, 78);
+
+    for (uint32_t i = c->n_routers; i < s->n_procs; i++) {
+        bool both = x % 3 == 0 && sim_mix(x, i) % 2 == 0;
+
+        c->roles[i] = both                         ? BT_ROLE_BOTH
+                      : s->procs[i].name[0] == 'p' ? BT_ROLE_PREFILL
+                                                   : BT_ROLE_DECODE;
+    }
+    if (x % 3 == 0) {
+        c->n_pages[0] = c->n_pages[1];
+    }
+}
+
 void sim_config(struct bt_sim *s)
 {
     config_sizes(s, &s->cfg, s->opts.profile);
@@ -228,4 +246,5 @@ void sim_config(struct bt_sim *s)
     }
     s->cfg.hold_ns = hold_ns(&s->cfg);
     config_local(s, &s->cfg);
+    config_roles(s, &s->cfg);
 }

@@ -12,15 +12,10 @@ uint64_t sim_conn_id(uint32_t conn, enum sim_side side)
     return ((uint64_t)conn + 1) * 2 + side;
 }
 
-static enum sim_side side_of(const struct sim_node *n)
-{
-    return n->role == BT_ROLE_PREFILL ? SIDE_P : SIDE_D;
-}
-
 uint32_t sim_conn_find(const struct bt_sim *s, const struct sim_node *n, uint64_t id)
 {
     uint32_t i = (uint32_t)(id / 2 - 1);
-    enum sim_side side = side_of(n);
+    enum sim_side side = sim_conn_side(id);
 
     return id >= 2 && i < s->n_conns && sim_conn_id(i, side) == id &&
                    s->conns[i].proc[side] == n->proc &&
@@ -229,9 +224,7 @@ uint64_t sim_connect(struct bt_sim *s, struct sim_node *n, const char *address, 
 
 static void on_disconnect(struct bt_sim *s, struct sim_event *e)
 {
-    struct sim_node *n = s->procs[e->proc].node;
-
-    end_down(s, e->i, side_of(n), WHY_CANCELLED, true);
+    end_down(s, e->i, (enum sim_side)e->a, WHY_CANCELLED, true);
 }
 
 void sim_disconnect(struct bt_sim *s, struct sim_node *n, uint64_t id)
@@ -242,7 +235,10 @@ void sim_disconnect(struct bt_sim *s, struct sim_node *n, uint64_t id)
         sim_fail(s, "%s disconnects an unknown peer", s->procs[n->proc].name);
         return;
     }
-    sim_xfer_cmd(s, n, on_disconnect)->i = conn;
+    struct sim_event *e = sim_xfer_cmd(s, n, on_disconnect);
+
+    e->i = conn;
+    e->a = sim_conn_side(id);
 }
 
 /* Both ends notice by themselves. */
@@ -320,7 +316,7 @@ static void on_control_arrives(struct bt_sim *s, struct sim_event *e)
 static void on_control_cmd(struct bt_sim *s, struct sim_event *e)
 {
     struct sim_conn *c = &s->conns[e->i];
-    enum sim_side side = side_of(s->procs[e->proc].node);
+    enum sim_side side = (enum sim_side)e->a;
 
     if (c->end[side] != END_UP) {
         return; /* lost with its connection */
@@ -353,6 +349,7 @@ void sim_control(struct bt_sim *s, struct sim_node *n, uint64_t id, const struct
     struct sim_event *e = sim_xfer_cmd(s, n, on_control_cmd);
 
     e->i = conn;
+    e->a = sim_conn_side(id);
     e->b = s->buf.len;
     e->p = sim_alloc(s->buf.len + 1);
     memcpy(e->p, s->buf.data, s->buf.len);
@@ -403,22 +400,26 @@ static bool in_flight(const struct bt_sim *s, uint32_t conn, enum sim_side side)
     return false;
 }
 
+static void end_tick(struct bt_sim *s, struct sim_node *n, uint32_t conn, enum sim_side side)
+{
+    struct sim_conn *c = &s->conns[conn];
+
+    if (c->proc[side] != n->proc || c->end[side] != END_UP) {
+        return;
+    }
+    if (s->now - c->rx[side] >= s->cfg.lease_ns) {
+        end_down(s, conn, side, WHY_SILENT, sim_chance(s, 500000));
+    } else if (s->now - c->progress[side] >= s->cfg.transfer_ns && in_flight(s, conn, side)) {
+        end_down(s, conn, side, WHY_STALLED, true);
+    } else {
+        conn_post(s, conn, 1 - side, on_ping);
+    }
+}
+
 void sim_conns_tick(struct bt_sim *s, struct sim_node *n)
 {
-    enum sim_side side = side_of(n);
-
     for (uint32_t i = 0; i < s->n_conns; i++) {
-        struct sim_conn *c = &s->conns[i];
-
-        if (c->proc[side] != n->proc || c->end[side] != END_UP) {
-            continue;
-        }
-        if (s->now - c->rx[side] >= s->cfg.lease_ns) {
-            end_down(s, i, side, WHY_SILENT, sim_chance(s, 500000));
-        } else if (s->now - c->progress[side] >= s->cfg.transfer_ns && in_flight(s, i, side)) {
-            end_down(s, i, side, WHY_STALLED, true);
-        } else {
-            conn_post(s, i, 1 - side, on_ping);
-        }
+        end_tick(s, n, i, SIDE_P);
+        end_tick(s, n, i, SIDE_D);
     }
 }

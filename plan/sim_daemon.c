@@ -164,12 +164,12 @@ void sim_node_hello(struct bt_sim *s, const struct sim_node *n, struct bt_msg_he
         .numerics = "toy",
         .kv_layout = "toy",
         .model_name = "toy",
-        .transfer_address = n->role == BT_ROLE_DECODE ? p->name : "",
+        .transfer_address = p->name,
         .backend = "toy",
         .page_tokens = s->cfg.page_tokens,
         .n_pages = n->engine.n_pages,
         .max_batch = s->cfg.max_batch,
-        .max_tokens = sim_engine_max_tokens(s, n->role),
+        .max_tokens = sim_engine_max_tokens(s, n->home),
         .context = s->cfg.context,
         .vocab = SIM_VOCAB,
         .chunk_tokens = s->cfg.chunk_tokens,
@@ -192,7 +192,7 @@ void sim_node_load(struct bt_sim *s, struct sim_node *n, uint32_t link, struct b
         l->prefill_tokens_per_s = 1e9 / (double)s->cfg.token_ns;
         l->decode_step_ms = (double)s->cfg.step_ns / 1e6;
     }
-    if (s->cfg.caches[n->role]) {
+    if (s->cfg.caches[n->home]) {
         bt_prefix_report_next(n->report, link, &news);
         l->prefix_blocks = (struct bt_msg_prefix_blocks){.told = true,
                                                          .reset = news.reset,
@@ -213,10 +213,21 @@ void sim_node_load(struct bt_sim *s, struct sim_node *n, uint32_t link, struct b
 
 uint32_t sim_node_jobs(const struct sim_node *n)
 {
-    return n->role == BT_ROLE_PREFILL ? bt_pf_core_jobs(n->pf) : bt_dc_core_jobs(n->dc);
+    return bt_pf_core_jobs(n->pf) + bt_dc_core_jobs(n->dc);
 }
 
 /* ---- timers ---- */
+
+static void give_back(struct bt_sim *s, struct sim_node *n, enum bt_role leg)
+{
+    if (leg == BT_ROLE_PREFILL) {
+        bt_pf_on_give_back(n->pf, s->now);
+        sim_prefill_run(s, n);
+    } else {
+        bt_dc_on_give_back(n->dc, s->now);
+        sim_decode_run(s, n);
+    }
+}
 
 static bool drained(struct bt_sim *s, struct sim_node *n)
 {
@@ -226,13 +237,8 @@ static bool drained(struct bt_sim *s, struct sim_node *n)
     if (s->now >= n->drain_end && !n->gave_back) {
         n->gave_back = true;
         sim_log(s, "%p gives back %u jobs", n->proc, sim_node_jobs(n));
-        if (n->role == BT_ROLE_PREFILL) {
-            bt_pf_on_give_back(n->pf, s->now);
-            sim_prefill_run(s, n);
-        } else {
-            bt_dc_on_give_back(n->dc, s->now);
-            sim_decode_run(s, n);
-        }
+        give_back(s, n, BT_ROLE_PREFILL);
+        give_back(s, n, BT_ROLE_DECODE);
     }
     return n->gave_back && s->now >= n->drain_end + s->cfg.lease_ns;
 }
@@ -242,13 +248,10 @@ static void on_tick(struct bt_sim *s, struct sim_event *e)
     struct sim_proc *p = &s->procs[e->proc];
     struct sim_node *n = p->node;
 
-    if (n->role == BT_ROLE_PREFILL) {
-        bt_pf_on_tick(n->pf, s->now);
-        sim_prefill_run(s, n);
-    } else {
-        bt_dc_on_tick(n->dc, s->now);
-        sim_decode_run(s, n);
-    }
+    bt_pf_on_tick(n->pf, s->now);
+    sim_prefill_run(s, n);
+    bt_dc_on_tick(n->dc, s->now);
+    sim_decode_run(s, n);
     check_held(s, n);
     if (p->draining && drained(s, n)) {
         sim_proc_stop(s, e->proc, true);
@@ -285,12 +288,9 @@ void sim_node_router_lost(struct bt_sim *s, struct sim_node *n, uint32_t link)
 {
     sim_ticket_over(s, n, link, NULL);
     bt_prefix_report_restart(n->report, link);
-    if (n->role == BT_ROLE_PREFILL) {
-        sim_prefill_router_lost(s, n, link);
-    } else {
-        bt_dc_on_router_lost(n->dc, s->now, link);
-        sim_decode_run(s, n);
-    }
+    sim_prefill_router_lost(s, n, link);
+    bt_dc_on_router_lost(n->dc, s->now, link);
+    sim_decode_run(s, n);
 }
 
 void sim_node_message(struct bt_sim *s, struct sim_node *n, uint32_t link,
@@ -309,9 +309,10 @@ void sim_node_message(struct bt_sim *s, struct sim_node *n, uint32_t link,
         sim_drain(s, n->proc);
         return;
     }
-    if (n->role == BT_ROLE_PREFILL) {
+    if (m->kind != BT_FROM_ROUTER_SUBMIT || m->submit.leg == BT_ROLE_PREFILL) {
         sim_prefill_message(s, n, link, m);
-    } else if (m->kind == BT_FROM_ROUTER_SUBMIT) {
+    }
+    if (m->kind == BT_FROM_ROUTER_SUBMIT && m->submit.leg == BT_ROLE_DECODE) {
         bt_dc_on_submit(n->dc, s->now, link, &m->submit);
         sim_decode_run(s, n);
     } else if (m->kind == BT_FROM_ROUTER_CANCEL) {
@@ -329,7 +330,7 @@ void sim_node_engine(struct bt_sim *s, struct sim_event *e)
         sim_log(s, "%p: the engine forgot job %x, %u", e->proc, m->job, m->kind);
         sim_job_gone(n, m->job);
     }
-    if (n->role == BT_ROLE_PREFILL) {
+    if ((uint32_t)m->job < s->cfg.max_jobs) {
         sim_prefill_engine(s, n, m);
     } else {
         sim_decode_engine(s, n, m);
@@ -339,7 +340,7 @@ void sim_node_engine(struct bt_sim *s, struct sim_event *e)
 void sim_node_peer_up(struct bt_sim *s, struct sim_node *n, uint64_t conn)
 {
     sim_log(s, "%p: connection %u is up", n->proc, conn / 2 - 1);
-    if (n->role == BT_ROLE_PREFILL) {
+    if (sim_conn_side(conn) == SIDE_P) {
         bt_pf_on_peer_up(n->pf, s->now, conn);
         sim_prefill_run(s, n);
     }
@@ -348,7 +349,7 @@ void sim_node_peer_up(struct bt_sim *s, struct sim_node *n, uint64_t conn)
 void sim_node_peer_down(struct bt_sim *s, struct sim_node *n, uint64_t conn, const char *why)
 {
     sim_logs(s, why, "%p: connection %u is down: %s", n->proc, conn / 2 - 1);
-    if (n->role == BT_ROLE_PREFILL) {
+    if (sim_conn_side(conn) == SIDE_P) {
         bt_pf_on_peer_down(n->pf, s->now, conn, why);
         sim_prefill_run(s, n);
     } else {
@@ -360,7 +361,10 @@ void sim_node_peer_down(struct bt_sim *s, struct sim_node *n, uint64_t conn, con
 void sim_node_control(struct bt_sim *s, struct sim_node *n, uint64_t conn,
                       const struct bt_control *m)
 {
-    if (n->role == BT_ROLE_PREFILL) {
+    bool from_prefill = m->kind == BT_CONTROL_STARTED || m->kind == BT_CONTROL_HANDOFF ||
+                        m->kind == BT_CONTROL_FORGET;
+
+    if (!from_prefill) {
         bt_pf_on_control(n->pf, s->now, conn, m);
         sim_prefill_run(s, n);
     } else {
@@ -376,19 +380,22 @@ struct sim_node *sim_node_create(struct bt_sim *s, uint32_t proc)
     struct sim_node *n = sim_alloc(sizeof *n);
 
     n->proc = proc;
-    n->max_jobs = s->cfg.max_jobs;
-    n->role = s->procs[proc].name[0] == 'p' ? BT_ROLE_PREFILL : BT_ROLE_DECODE;
+    n->max_jobs = BT_LEGS * s->cfg.max_jobs;
+    n->home = s->procs[proc].name[0] == 'p' ? BT_ROLE_PREFILL : BT_ROLE_DECODE;
+    n->role = s->cfg.roles[proc];
     n->jobs = sim_alloc(n->max_jobs * sizeof *n->jobs);
     bt_map_init(&n->by_ticket, true);
     sim_engine_init(s, n);
     enum bt_status st =
-        bt_prefix_report_create(s->cfg.n_pages[n->role], SIM_ROUTERS_MAX, &n->report);
+        bt_prefix_report_create(s->cfg.n_pages[n->home], SIM_ROUTERS_MAX, &n->report);
 
     BT_ASSERT(st == BT_OK);
-    if (n->role == BT_ROLE_PREFILL) {
-        sim_prefill_start(s, n);
-    } else {
-        sim_decode_start(s, n);
+    sim_prefill_start(s, n);
+    sim_decode_start(s, n);
+    for (enum bt_role leg = BT_ROLE_PREFILL; leg < BT_LEGS; leg++) {
+        if (!bt_role_has(n->role, leg)) {
+            give_back(s, n, leg); /* it has nothing, and takes nothing */
+        }
     }
     s->procs[proc].node = n;
     sim_links_start(s, n);

@@ -10,6 +10,7 @@ void sim_decode_start(struct bt_sim *s, struct sim_node *n)
     const struct sim_config *c = &s->cfg;
     struct bt_dc_opts o = {
         .max_jobs = c->max_jobs,
+        .first_slot = c->max_jobs, /* behind the prefill leg's */
         .parked_max = c->max_jobs < 16 ? 4 : 64,
         .n_groups = c->n_groups,
         .park_ns = c->lease_ns,

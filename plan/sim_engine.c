@@ -22,13 +22,13 @@ void sim_engine_init(struct bt_sim *s, struct sim_node *n)
         .page_tokens = c->page_tokens,
         .chunk_tokens = c->chunk_tokens,
         .max_batch = c->max_batch,
-        .max_seqs = c->max_jobs,
+        .max_seqs = n->max_jobs,
         .prefill_rows = c->chunk_tokens,
         .n_groups = c->n_groups,
-        .prefix_cache = c->caches[n->role],
+        .prefix_cache = c->caches[n->home],
     };
 
-    x->n_pages = c->n_pages[n->role];
+    x->n_pages = c->n_pages[n->home];
     for (uint32_t g = 0; g < c->n_groups; g++) {
         o.groups[g].window = c->window[g];
         o.groups[g].n_pages = x->n_pages;
@@ -38,9 +38,9 @@ void sim_engine_init(struct bt_sim *s, struct sim_node *n)
     enum bt_status st = bt_batch_create(&o, &x->batch);
 
     BT_ASSERT(st == BT_OK);
-    x->seqs = sim_alloc(c->max_jobs * sizeof *x->seqs);
-    x->jobs = sim_alloc(c->max_jobs * sizeof *x->jobs);
-    x->seq_job_slot = sim_alloc(c->max_jobs * sizeof *x->seq_job_slot);
+    x->seqs = sim_alloc(n->max_jobs * sizeof *x->seqs);
+    x->jobs = sim_alloc(n->max_jobs * sizeof *x->jobs);
+    x->seq_job_slot = sim_alloc(n->max_jobs * sizeof *x->seq_job_slot);
 }
 
 static void seq_free(struct sim_seq *q)
@@ -170,7 +170,7 @@ static enum bt_status add(struct bt_sim *s, struct sim_node *n, const struct sim
     total = total < s->cfg.context ? total : s->cfg.context;
     b.n_tokens_max = b.hold ? r->n_tokens : total - 1;
     if (r->n_tokens < r->n_prompt || r->n_tokens - r->n_prompt >= r->max_tokens ||
-        r->n_tokens >= s->cfg.context || r->n_tokens + grows > sim_engine_max_tokens(s, n->role)) {
+        r->n_tokens >= s->cfg.context || r->n_tokens + grows > sim_engine_max_tokens(s, n->home)) {
         return BT_ERR_INVALID;
     }
     return land ? bt_batch_land(n->engine.batch, &b, slot)
@@ -236,7 +236,7 @@ static void do_add(struct bt_sim *s, struct sim_node *n, const struct sim_cmd *c
 
         copy_cached(s, n, b);
         m.first = bt_batch_n_cached(x->batch, b);
-        s->result.n_hits[n->role] += m.first > 0;
+        s->result.n_hits[n->home] += m.first > 0;
         for (uint32_t g = 0; g < s->cfg.n_groups; g++) {
             m.first_page[g] = b->first_page[g] > first ? b->first_page[g] : first;
             memcpy(ids + (size_t)g * b->n_paged, b->pages[g], b->n_paged * sizeof *ids);
@@ -353,7 +353,7 @@ static void tell_plan(struct bt_sim *s, struct sim_node *n)
         uint32_t n_cached = bt_batch_n_cached(x->batch, b);
 
         copy_cached(s, n, b);
-        s->result.n_hits[n->role] += n_cached > 0;
+        s->result.n_hits[n->home] += n_cached > 0;
         emit(s, n,
              &(struct sim_engine_msg){
                  .kind = EV_STARTED, .job = job_of_seq(x, b->id), .first = n_cached},

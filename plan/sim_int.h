@@ -27,8 +27,8 @@
 #define SIM_GROUPS_MAX  2u
 #define SIM_PAGE_MAX    8u /* tokens of a page */
 #define SIM_VOCAB       1000u
-#define SIM_CLASSES     2u  /* kinds of models */
-#define SIM_SPANS_MAX   64u /* sequences of a node */
+#define SIM_CLASSES     2u   /* kinds of models */
+#define SIM_SPANS_MAX   128u /* sequences of a node */
 #define SIM_MS          BT_NS_PER_MS
 #define SIM_LOG_MAX     512u
 #define SIM_ARGS        6
@@ -66,6 +66,7 @@ enum sim_fault {
 struct sim_config {
     uint32_t n_routers, n_nodes[2]; /* by enum bt_role */
     uint32_t page_tokens, n_groups, n_layers[SIM_GROUPS_MAX], window[SIM_GROUPS_MAX];
+    enum bt_role roles[SIM_PROCS_MAX]; /* of nodes, at their start */
     uint32_t n_pages[2], chunk_tokens, max_batch, max_jobs, context;
     bool caches[2]; /* prefix caches, by enum bt_role */
     uint64_t lease_ns, heartbeat_ns, transfer_ns, connect_ns, drain_ns;
@@ -267,8 +268,8 @@ struct sim_ticket_state {
 };
 
 struct sim_node {
-    uint32_t proc, max_jobs;
-    enum bt_role role;
+    uint32_t proc, max_jobs; /* of both legs together */
+    enum bt_role home, role; /* whose pool it has; as what it serves */
     struct bt_pf_core *pf;
     struct bt_dc_core *dc;
     struct sim_engine engine;
@@ -453,6 +454,10 @@ uint64_t *sim_engine_page(const struct bt_sim *s, const struct sim_node *n, uint
 /* ---- sim_conn.c, sim_land.c, sim_push.c ---- */
 
 uint64_t sim_conn_id(uint32_t conn, enum sim_side side);
+static inline enum sim_side sim_conn_side(uint64_t id)
+{
+    return (enum sim_side)(id % 2);
+}
 /* The connection of an id that this node was told; UINT32_MAX: none such. */
 uint32_t sim_conn_find(const struct bt_sim *s, const struct sim_node *n, uint64_t id);
 uint64_t sim_connect(struct bt_sim *s, struct sim_node *n, const char *address, uint64_t instance);

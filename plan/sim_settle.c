@@ -110,6 +110,11 @@ static bool sees_all(const struct bt_sim *s, const struct sim_router *r)
     return n == s->cfg.n_nodes[0] + s->cfg.n_nodes[1];
 }
 
+static bool serves(const struct sim_proc *p, enum bt_role leg)
+{
+    return !p->is_router && bt_role_has(p->node->role, leg);
+}
+
 static bool joined(const struct bt_sim *s)
 {
     for (uint32_t i = 0; i < s->n_procs; i++) {
@@ -119,7 +124,7 @@ static bool joined(const struct bt_sim *s)
             return false;
         }
         for (uint32_t d = 0; d < s->n_procs; d++) {
-            if (p->name[0] == 'p' && s->procs[d].name[0] == 'd' &&
+            if (d != i && serves(p, BT_ROLE_PREFILL) && serves(&s->procs[d], BT_ROLE_DECODE) &&
                 s->cfg.classes[i] == s->cfg.classes[d] && !conn_up(s, i, d)) {
                 return false;
             }

@@ -101,9 +101,9 @@ enum bt_status bt_pf_core_create(const struct bt_pf_opts *opts, struct bt_pf_cor
         c->n_layers_all += opts->n_layers[g];
     }
     c->peers = bt_calloc(opts->peers_max, sizeof *c->peers);
-    enum bt_status st = c->peers == NULL
-                            ? BT_ERR_NOMEM
-                            : bt_ticket_table_init(&c->jobs, sizeof(struct pf_job), opts->max_jobs);
+    enum bt_status st = c->peers == NULL ? BT_ERR_NOMEM
+                                         : bt_ticket_table_init(&c->jobs, sizeof(struct pf_job),
+                                                                opts->max_jobs, opts->first_slot);
 
     if (st != BT_OK) {
         bt_free(c->peers);
@@ -610,6 +610,12 @@ void bt_pf_on_give_back(struct bt_pf_core *c, uint64_t now)
             job_fail(c, j, BT_ATTEMPT_DRAINING, DRAINED);
         }
     }
+}
+
+void bt_pf_on_resume(struct bt_pf_core *c)
+{
+    begin(c);
+    c->giving_back = false;
 }
 
 void bt_pf_on_peers(struct bt_pf_core *c, uint64_t now, const struct bt_msg_peer *peers, size_t n)

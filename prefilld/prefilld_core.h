@@ -25,6 +25,7 @@
 
 struct bt_pf_opts {
     uint32_t max_jobs;
+    uint32_t first_slot; /* of job ids: those of both legs of a node must differ */
     uint32_t peers_max;
     uint32_t n_groups;
     uint32_t n_layers[BT_CONTROL_GROUPS_MAX]; /* layers of each group */
@@ -153,6 +154,8 @@ void bt_pf_on_pushed(struct bt_pf_core *c, uint64_t now, uint64_t job, const str
 /* The time to drain is over: every attempt goes back to its router as BT_ATTEMPT_DRAINING, at once, and
  * so does each that still comes. Jobs may stay until their sends have ended. */
 void bt_pf_on_give_back(struct bt_pf_core *c, uint64_t now);
+/* From now on it takes work again, as before give_back. */
+void bt_pf_on_resume(struct bt_pf_core *c);
 
 /* At least every 100 ms: deadlines, reconnects. */
 void bt_pf_on_tick(struct bt_pf_core *c, uint64_t now);

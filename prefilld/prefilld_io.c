@@ -408,6 +408,13 @@ static void give_back(void *arg)
     run(p);
 }
 
+static void resume(void *arg)
+{
+    struct bt_prefilld *p = arg;
+
+    bt_pf_on_resume(p->core);
+}
+
 static uint32_t jobs(void *arg)
 {
     struct bt_prefilld *p = arg;
@@ -435,12 +442,6 @@ static void metrics(void *arg, struct bt_buf *out)
     bt_prom_head(out, "baton_kv_transfer_post_seconds", BT_PROM_HISTOGRAM,
                  "Time spent handing the shares of one transfer to the transport.");
     bt_prom_hist_render(out, "baton_kv_transfer_post_seconds", NULL, 0, &p->post_seconds);
-    bt_prom_head(out, "baton_kv_transfer_seconds", BT_PROM_HISTOGRAM,
-                 "From a transfer's first share to its last send that completed, at the sender.");
-    bt_prom_hist_render(out, "baton_kv_transfer_seconds", NULL, 0, &p->move_seconds);
-    bt_prom_head(out, "baton_kv_transfer_shares", BT_PROM_HISTOGRAM,
-                 "Shares (one page of one layer: one descriptor) of a transfer.");
-    bt_prom_hist_render(out, "baton_kv_transfer_shares", NULL, 0, &p->shares);
     bt_prom_head(out, "baton_handoffs_total", BT_PROM_COUNTER, "Hand-offs sent to decode nodes.");
     bt_prom_u64(out, "baton_handoffs_total", NULL, 0, s->handoffs);
     bt_prom_head(out, "baton_prompts_resent_total", BT_PROM_COUNTER,
@@ -455,12 +456,15 @@ static void metrics(void *arg, struct bt_buf *out)
                 &(struct bt_prom_label){"reason", "expired"}, 1, s->keep_expired);
     bt_prom_u64(out, "baton_prompts_kept_dropped_total",
                 &(struct bt_prom_label){"reason", "evicted"}, 1, s->keep_evicted);
-    bt_prom_head(out, "baton_prefix_cached_tokens_total", BT_PROM_COUNTER,
-                 "Prompt tokens not computed here, because the prefix cache had them.");
-    bt_prom_u64(out, "baton_prefix_cached_tokens_total", NULL, 0, s->cached_tokens);
-    bt_prom_head(out, "baton_attempts_failed_total", BT_PROM_COUNTER,
-                 "Attempts that this node gave up.");
-    bt_prom_u64(out, "baton_attempts_failed_total", NULL, 0, s->failures);
+}
+
+static void numbers(void *arg, struct bt_node_leg_numbers *out)
+{
+    struct bt_prefilld *p = arg;
+    const struct bt_pf_stats *s = bt_pf_core_stats(p->core);
+
+    *out =
+        (struct bt_node_leg_numbers){&p->move_seconds, &p->shares, s->cached_tokens, s->failures};
 }
 
 /* ---- life ---- */
@@ -470,6 +474,7 @@ static void on_ready(void *arg, struct bt_node *n)
     struct bt_prefilld *p = arg;
     struct bt_pf_opts o = {
         .max_jobs = n->cfg.max_jobs,
+        .first_slot = bt_node_first_slot(n, BT_ROLE_PREFILL),
         .peers_max = PEERS_MAX,
         .n_groups = n->layout->n_groups,
         .page_tokens = n->cfg.page_tokens,
@@ -521,7 +526,6 @@ void bt_prefilld_destroy(struct bt_prefilld *p)
 struct bt_node_hooks bt_prefilld_hooks(struct bt_prefilld *p)
 {
     return (struct bt_node_hooks){
-        .role = BT_ROLE_PREFILL,
         .arg = p,
         .on_ready = on_ready,
         .on_engine = on_engine,
@@ -531,8 +535,10 @@ struct bt_node_hooks bt_prefilld_hooks(struct bt_prefilld *p)
         .on_router_lost = on_router_lost,
         .on_tick = on_tick,
         .give_back = give_back,
+        .resume = resume,
         .jobs = jobs,
         .load = load,
         .metrics = metrics,
+        .numbers = numbers,
     };
 }

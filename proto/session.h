@@ -26,8 +26,17 @@
 #define BT_SESSION_BLOCKS_MAX 65536u /* of a prefix cache, in one report */
 #define BT_SESSION_MSG_MAX    (32u << 20) /* bytes of one message */
 
-enum bt_role { BT_ROLE_PREFILL, BT_ROLE_DECODE };
-const char *bt_role_name(enum bt_role r); /* "prefill", "decode" */
+/* What a node serves as; the first two also number the legs of an attempt. */
+enum bt_role { BT_ROLE_PREFILL, BT_ROLE_DECODE, BT_ROLE_BOTH };
+#define BT_LEGS 2u
+const char *bt_role_name(enum bt_role r); /* "prefill", "decode", "both" */
+/* false: no such name. */
+bool bt_role_parse(const char *name, enum bt_role *out);
+/* A node of role r serves as that leg. */
+static inline bool bt_role_has(enum bt_role r, enum bt_role leg)
+{
+    return r == leg || r == BT_ROLE_BOTH;
+}
 
 /* Why an attempt ended without its answer. */
 enum bt_attempt_reason {
@@ -144,6 +153,7 @@ struct bt_msg_welcome {
 
 struct bt_msg_submit {
     struct bt_ticket ticket;
+    enum bt_role leg; /* that is wanted of the node; BOTH: not told, it has one */
     const char *request_id;
     size_t n_tokens;
     const uint32_t *tokens;

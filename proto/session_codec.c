@@ -16,7 +16,18 @@ typedef Baton__Session__V1__FromRouter pb_from_router;
 
 const char *bt_role_name(enum bt_role r)
 {
-    return r == BT_ROLE_PREFILL ? "prefill" : "decode";
+    return r == BT_ROLE_PREFILL ? "prefill" : r == BT_ROLE_DECODE ? "decode" : "both";
+}
+
+bool bt_role_parse(const char *name, enum bt_role *out)
+{
+    for (enum bt_role r = BT_ROLE_PREFILL; r <= BT_ROLE_BOTH; r++) {
+        if (strcmp(name, bt_role_name(r)) == 0) {
+            *out = r;
+            return true;
+        }
+    }
+    return false;
 }
 
 /* ---- decode ---- */
@@ -89,12 +100,8 @@ static bool printable(const char *s)
 static enum bt_status get_hello(const Baton__Session__V1__Hello *p, struct bt_msg_hello *h,
                                 struct bt_err *err)
 {
-    if (strcmp(p->role, "prefill") == 0) {
-        h->role = BT_ROLE_PREFILL;
-    } else if (strcmp(p->role, "decode") == 0) {
-        h->role = BT_ROLE_DECODE;
-    } else {
-        return bad(err, "hello.role", "must be prefill or decode");
+    if (!bt_role_parse(p->role, &h->role)) {
+        return bad(err, "hello.role", "must be prefill, decode or both");
     }
     if (p->instance == 0) {
         return bad(err, "hello.instance", "must not be 0");
@@ -399,6 +406,10 @@ static enum bt_status get_submit(const Baton__Session__V1__Submit *p, struct bt_
     s->prompt_logprobs = p->prompt_logprobs != 0;
     s->peer_instance = p->peer_instance;
     s->peer_address = p->peer_address;
+    if (p->leg > BT_LEGS) {
+        return bad(err, "submit.leg", "must be 0, 1 or 2");
+    }
+    s->leg = p->leg == 0 ? BT_ROLE_BOTH : (enum bt_role)(p->leg - 1);
     enum bt_status st = get_ticket(&p->ticket, &s->ticket, err);
 
     if (st == BT_OK) {
@@ -776,6 +787,7 @@ static bool put_submit(const struct bt_msg_submit *s, Baton__Session__V1__Submit
     if (s->has_replaces) {
         p->replaces = ticket(&s->replaces);
     }
+    p->leg = s->leg == BT_ROLE_BOTH ? 0 : (uint32_t)s->leg + 1;
     p->n_tokens = s->n_tokens;
     p->tokens = bt_arena_alloc(a, s->n_tokens * sizeof *p->tokens);
     if (sampling == NULL || p->tokens == NULL) {

@@ -12,10 +12,13 @@ static struct bt_job *at(const struct bt_ticket_table *t, uint32_t slot)
     return (struct bt_job *)(void *)(t->jobs + (size_t)slot * t->job_bytes);
 }
 
-enum bt_status bt_ticket_table_init(struct bt_ticket_table *t, size_t job_bytes, uint32_t n_slots)
+enum bt_status bt_ticket_table_init(struct bt_ticket_table *t, size_t job_bytes, uint32_t n_slots,
+                                    uint32_t first_slot)
 {
-    BT_ASSERT(job_bytes >= sizeof(struct bt_job) && n_slots > 0);
-    *t = (struct bt_ticket_table){.job_bytes = (job_bytes + 15) & ~(size_t)15, .n_slots = n_slots};
+    BT_ASSERT(job_bytes >= sizeof(struct bt_job) && n_slots > 0 &&
+              first_slot <= UINT32_MAX - n_slots);
+    *t = (struct bt_ticket_table){
+        .job_bytes = (job_bytes + 15) & ~(size_t)15, .n_slots = n_slots, .first_slot = first_slot};
     bt_map_init(&t->by_ticket, false);
     t->jobs = bt_calloc(n_slots, t->job_bytes);
     t->generation = bt_calloc(n_slots, sizeof *t->generation);
@@ -59,7 +62,7 @@ void *bt_ticket_table_add(struct bt_ticket_table *t, const struct bt_ticket *tic
     if (++t->generation[slot] == 0) {
         t->generation[slot] = 1;
     }
-    j->id = (uint64_t)t->generation[slot] << 32 | slot;
+    j->id = (uint64_t)t->generation[slot] << 32 | (t->first_slot + slot);
     return j;
 }
 
@@ -73,7 +76,7 @@ void *bt_ticket_table_by_ticket(const struct bt_ticket_table *t, const struct bt
 
 void *bt_ticket_table_by_id(const struct bt_ticket_table *t, uint64_t id)
 {
-    uint32_t slot = (uint32_t)id;
+    uint32_t slot = (uint32_t)id - t->first_slot;
 
     if (id == 0 || slot >= t->n_slots || at(t, slot)->id != id) {
         return NULL;
@@ -94,7 +97,7 @@ bool bt_ticket_table_rename(struct bt_ticket_table *t, void *job, const struct b
 {
     struct bt_job *j = job;
     struct bt_ticket old = j->ticket;
-    uint32_t slot = (uint32_t)j->id;
+    uint32_t slot = (uint32_t)j->id - t->first_slot;
 
     if (bt_map_get(&t->by_ticket, ticket->b, BT_TICKET_BYTES, NULL)) {
         return false;
@@ -111,7 +114,7 @@ bool bt_ticket_table_rename(struct bt_ticket_table *t, void *job, const struct b
 void bt_ticket_table_remove(struct bt_ticket_table *t, void *job)
 {
     struct bt_job *j = job;
-    uint32_t slot = (uint32_t)j->id;
+    uint32_t slot = (uint32_t)j->id - t->first_slot;
 
     BT_ASSERT(j->id != 0 && at(t, slot) == j);
     bt_ticket_table_forget(t, job);

@@ -12,7 +12,8 @@
 #include "base/status.h"
 #include "proto/ticket.h"
 
-/* First member of every job struct. */
+/* First member of every job struct. Slots in ids begin with first_slot: so the ids of two tables may
+ * differ. */
 struct bt_job {
     uint64_t id; /* 0: slot is free */
     struct bt_ticket ticket;
@@ -22,14 +23,14 @@ struct bt_job {
 struct bt_ticket_table {
     uint8_t *jobs;
     size_t job_bytes;
-    uint32_t n_slots, count;
+    uint32_t n_slots, first_slot, count;
     uint32_t free_head;
     uint32_t *generation;
     struct bt_map by_ticket;
 };
 
-enum bt_status bt_ticket_table_init(struct bt_ticket_table *t, size_t job_bytes,
-                                    uint32_t n_slots) BT_NODISCARD;
+enum bt_status bt_ticket_table_init(struct bt_ticket_table *t, size_t job_bytes, uint32_t n_slots,
+                                    uint32_t first_slot) BT_NODISCARD;
 void bt_ticket_table_fini(struct bt_ticket_table *t);
 /* A zeroed job with id and ticket set; NULL: full, or the ticket is in use. */
 void *bt_ticket_table_add(struct bt_ticket_table *t, const struct bt_ticket *ticket);

@@ -129,7 +129,7 @@ static void render_nodes(const struct bt_rt_core *core, struct bt_buf *b)
 
         bt_prom_head(b, m->name, m->type, m->help);
         for (uint32_t pos = 0; bt_rt_core_node(core, &pos, &n);) {
-            if (m->role < 0 || m->role == (int)n.role) {
+            if (m->role < 0 || bt_role_has(n.role, (enum bt_role)m->role)) {
                 struct bt_prom_label labels[] = {{"node", n.name}, {"role", bt_role_name(n.role)}};
 
                 bt_prom_u64(b, m->name, labels, 2, m->get(n.load));
@@ -152,8 +152,8 @@ static void render_nodes(const struct bt_rt_core *core, struct bt_buf *b)
     bt_prom_head(b, "baton_node_decode_step_seconds", BT_PROM_GAUGE,
                  "Recent time of one decode step.");
     for (uint32_t pos = 0; bt_rt_core_node(core, &pos, &n);) {
-        if (n.role == BT_ROLE_DECODE) {
-            struct bt_prom_label labels[] = {{"node", n.name}, {"role", "decode"}};
+        if (bt_role_has(n.role, BT_ROLE_DECODE)) {
+            struct bt_prom_label labels[] = {{"node", n.name}, {"role", bt_role_name(n.role)}};
 
             bt_prom_f64(b, "baton_node_decode_step_seconds", labels, 2,
                         n.load->decode_step_ms / 1e3);
@@ -224,6 +224,14 @@ void bt_router_metrics_render(const struct bt_router_metrics *m, const struct bt
     number(b, "baton_token_mismatch_total", BT_PROM_COUNTER,
            "Copies of a token that differed from the first one: a node computes wrongly.",
            s->token_mismatches);
+    bt_prom_head(
+        b, "baton_attempts_total", BT_PROM_COUNTER,
+        "Attempts by the way of their KV: local (one node does both), transfer (between two), "
+        "none (one token, from the prefill node).");
+    bt_prom_u64(b, "baton_attempts_total", &(struct bt_prom_label){"kv", "local"}, 1, s->local);
+    bt_prom_u64(b, "baton_attempts_total", &(struct bt_prom_label){"kv", "transfer"}, 1, s->pairs);
+    bt_prom_u64(b, "baton_attempts_total", &(struct bt_prom_label){"kv", "none"}, 1,
+                s->attempts - s->local - s->pairs);
     number(b, "baton_requests_running", BT_PROM_GAUGE, "Sequences on a pair.", s->running);
     number(b, "baton_requests_waiting", BT_PROM_GAUGE, "Sequences that wait for a pair.",
            s->waiting);

@@ -84,11 +84,13 @@ enum bt_status bt_rt_drain(struct bt_rt_core *c, uint64_t now, const char *node,
     if (n->draining) {
         return bt_err_set(err, BT_ERR_INVALID, "node %s drains already", n->hello.name);
     }
-    if (!force && !replaceable(c, n, n->hello.role)) {
-        return bt_err_set(err, BT_ERR_INVALID,
-                          "node %s is the last %s node: without it no request is served (force "
-                          "drains it all the same)",
-                          n->hello.name, bt_role_name(n->hello.role));
+    for (enum bt_role leg = BT_ROLE_PREFILL; leg < BT_LEGS; leg++) {
+        if (!force && bt_role_has(n->hello.role, leg) && !replaceable(c, n, leg)) {
+            return bt_err_set(err, BT_ERR_INVALID,
+                              "node %s is the last %s node: without it no request is served (force "
+                              "drains it all the same)",
+                              n->hello.name, bt_role_name(leg));
+        }
     }
     struct bt_rt_action *a = bt_rt_act(c, BT_RT_SEND);
 

@@ -70,10 +70,12 @@ static void leg_begin(struct bt_rt_core *c, struct rt_seq *s, enum bt_role role,
         charge(n, l, work);
     }
     if (role == BT_ROLE_DECODE) {
+        n->own_decodes++;
         hold(n, l, s->n_tokens);
-        l->pages = bt_rt_pages_of(n, bt_rt_expected_tokens(c, s));
-        n->own_pages += l->pages;
     }
+    l->pages =
+        bt_rt_pages_of(n, role == BT_ROLE_DECODE ? bt_rt_expected_tokens(c, s) : s->n_tokens);
+    n->own_pages += l->pages;
 }
 
 static void send_cancel(struct bt_rt_core *c, uint64_t session, const struct bt_ticket *t,
@@ -102,6 +104,7 @@ void bt_rt_leg_end(struct bt_rt_core *c, struct rt_seq *s, enum bt_role role, bo
     }
     BT_ASSERT(n->own_seqs > 0);
     n->own_seqs--;
+    n->own_decodes -= role == BT_ROLE_DECODE;
     uncharge(n, l);
     unhold(n, l);
     c->n_freed++;
@@ -154,8 +157,8 @@ static void keep_prefill(struct bt_rt_core *c, struct rt_seq *s, bool told)
 /* ---- start ---- */
 
 static struct bt_msg_submit *send_submit(struct bt_rt_core *c, const struct rt_seq *s,
-                                         const struct rt_node *to, const struct rt_node *peer,
-                                         bool computes)
+                                         enum bt_role leg, const struct rt_node *to,
+                                         const struct rt_node *peer, bool computes)
 {
     struct bt_rt_action *a = bt_rt_act(c, BT_RT_SEND);
 
@@ -163,6 +166,7 @@ static struct bt_msg_submit *send_submit(struct bt_rt_core *c, const struct rt_s
     a->send.kind = BT_FROM_ROUTER_SUBMIT;
     a->send.submit = (struct bt_msg_submit){
         .ticket = s->head.ticket,
+        .leg = leg,
         .request_id = s->request_id,
         /* of a complete answer the last token is produced again */
         .n_tokens = s->n_tokens - (s->finish != 0),
@@ -186,7 +190,7 @@ static void submit_prefill(struct bt_rt_core *c, struct rt_seq *s, const struct 
         bt_rt_kept_drop(c, s);
     }
     leg_begin(c, s, BT_ROLE_PREFILL, p, again && s->kept.computed ? 1 : s->n_tokens - p->credit);
-    struct bt_msg_submit *m = send_submit(c, s, p, pair->decode, true);
+    struct bt_msg_submit *m = send_submit(c, s, BT_ROLE_PREFILL, p, pair->decode, true);
 
     m->has_replaces = again;
     m->replaces = s->kept.ticket;
@@ -205,7 +209,7 @@ static void submit_legs(struct bt_rt_core *c, struct rt_seq *s, const struct rt_
     }
     if (d != NULL) {
         leg_begin(c, s, BT_ROLE_DECODE, d, local ? s->n_tokens - d->credit : 0);
-        (void)send_submit(c, s, d, local ? NULL : pair->prefill, local);
+        (void)send_submit(c, s, BT_ROLE_DECODE, d, local ? NULL : pair->prefill, local);
     }
 }
 
@@ -293,6 +297,7 @@ enum rt_dispatch bt_rt_attempt_start(struct bt_rt_core *c, uint64_t now, struct 
     }
     c->stats.attempts++;
     c->stats.local += local;
+    c->stats.pairs += !local && pair.decode != NULL;
     c->stats.migrated += s->info.n_attempts > 0 && s->reason != BT_ATTEMPT_REFUSED;
     /* Nobody pays for what a node lost. */
     bt_adm_goes(&c->adm, &s->turn, s->info.n_attempts == 0 ? s->n_tokens : 0, now);
@@ -642,18 +647,21 @@ static bool in_vocabulary(const struct rt_node *n, const struct bt_msg_output *o
     return true;
 }
 
-/* The sequence whose current attempt has a live leg on this node, or NULL. */
+/* The sequence whose current attempt has a live leg on this node, or NULL. An attempt never has both legs on one
+ * node: that is one leg which computes. */
 static struct rt_seq *seq_of(struct bt_rt_core *c, const struct rt_node *n,
-                             const struct bt_ticket *t)
+                             const struct bt_ticket *t, enum bt_role *role)
 {
     struct rt_seq *s = bt_ticket_table_by_ticket(&c->seqs, t);
 
-    if (s == NULL || s->state != SEQ_RUNNING || !s->leg[n->hello.role].live ||
-        s->leg[n->hello.role].session != n->session) {
-        c->stats.stale++;
-        return NULL;
+    for (*role = BT_ROLE_PREFILL; s != NULL && s->state == SEQ_RUNNING && *role < BT_LEGS;
+         (*role)++) {
+        if (s->leg[*role].live && s->leg[*role].session == n->session) {
+            return s;
+        }
     }
-    return s;
+    c->stats.stale++;
+    return NULL;
 }
 
 static void take_stats(struct bt_rt_core *c, struct rt_seq *s, enum bt_role role,
@@ -730,8 +738,8 @@ static void disagreement(struct bt_rt_core *c, uint64_t now, struct rt_seq *s, e
 void bt_rt_on_output(struct bt_rt_core *c, uint64_t now, struct rt_node *n,
                      const struct bt_msg_output *o)
 {
-    struct rt_seq *s = seq_of(c, n, &o->ticket);
-    enum bt_role role = n->hello.role;
+    enum bt_role role;
+    struct rt_seq *s = seq_of(c, n, &o->ticket, &role);
     uint32_t finish = 0;
 
     if (s == NULL) {
@@ -811,8 +819,8 @@ void bt_rt_leg_lost(struct bt_rt_core *c, uint64_t now, struct rt_seq *s, enum b
 void bt_rt_on_attempt_end(struct bt_rt_core *c, uint64_t now, struct rt_node *n,
                           const struct bt_msg_attempt_end *m)
 {
-    struct rt_seq *s = seq_of(c, n, &m->ticket);
-    enum bt_role role = n->hello.role;
+    enum bt_role role;
+    struct rt_seq *s = seq_of(c, n, &m->ticket, &role);
 
     if (s != NULL) {
         s->told_kept = m->kept && role == BT_ROLE_PREFILL;

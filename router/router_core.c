@@ -32,7 +32,7 @@ enum bt_status bt_rt_core_create(const struct bt_rt_opts *opts, struct bt_rt_cor
     c->affinity = bt_rt_affinity_create();
     if (c->nodes == NULL || c->node_generation == NULL || c->affinity == NULL ||
         bt_adm_init(&c->adm, opts->n_keys, opts->seqs_max) != BT_OK ||
-        bt_ticket_table_init(&c->seqs, sizeof(struct rt_seq), opts->seqs_max) != BT_OK) {
+        bt_ticket_table_init(&c->seqs, sizeof(struct rt_seq), opts->seqs_max, 0) != BT_OK) {
         bt_adm_fini(&c->adm);
         bt_rt_affinity_destroy(c->affinity);
         bt_free(c->nodes);

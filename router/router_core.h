@@ -232,6 +232,7 @@ bool bt_rt_core_gone(const struct bt_rt_core *c, uint32_t *pos, struct bt_rt_gon
 struct bt_rt_stats {
     uint64_t attempts, migrated, stale;
     uint64_t local;  /* attempts whose prompt the decode node was to compute */
+    uint64_t pairs;  /* attempts on two nodes */
     uint64_t resent; /* attempts for which a prefill node did not compute the prompt again */
     uint64_t token_mismatches; /* copies of a token that differed from the one taken first */
     uint32_t running, waiting; /* sequences */

@@ -33,6 +33,7 @@ struct rt_node {
     /* Load: own is counted at dispatch, others is what the last report had beyond our own at that
      * time. Tokens are those of prompts that it is to compute. */
     uint32_t own_seqs, other_seqs;
+    uint32_t own_decodes; /* of own_seqs, those that it decodes, or will */
     uint64_t own_tokens, other_tokens;
     bool caches;        /* it has shown that it has a prefix cache, */
     bool tells_cache;   /* and tells what comes into it and leaves it */

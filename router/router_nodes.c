@@ -124,10 +124,12 @@ static void node_lost(struct bt_rt_core *c, uint64_t now, struct rt_node *n, con
         }
         for (struct rt_seq *s = c->running.first; s != NULL; s = next) {
             next = s->next;
-            if (s->leg[role].session != session || !s->leg[role].live) {
-                continue;
+            enum bt_role leg =
+                s->leg[BT_ROLE_PREFILL].session == session ? BT_ROLE_PREFILL : BT_ROLE_DECODE;
+
+            if (s->leg[leg].session == session && s->leg[leg].live) {
+                bt_rt_leg_lost(c, now, s, leg, BT_ATTEMPT_RETRY, text);
             }
-            bt_rt_leg_lost(c, now, s, role, BT_ATTEMPT_RETRY, text);
         }
         bt_rt_nodes_changed(c, now);
         bt_rt_pump(c, now);

@@ -8,11 +8,14 @@
 
 bool bt_rt_usable(const struct rt_node *n, enum bt_role role)
 {
-    return n->session != 0 && n->hello_seen && !n->draining && n->hello.role == role;
+    return n->session != 0 && n->hello_seen && !n->draining && bt_role_has(n->hello.role, role);
 }
 
 bool bt_rt_may_pair(const struct rt_node *p, const struct rt_node *d)
 {
+    if (p == d) {
+        return bt_rt_local_able(d); /* alone */
+    }
     if (p->ident != d->ident || p->hello.version_min > d->hello.version_max ||
         d->hello.version_min > p->hello.version_max) {
         return false;
@@ -27,17 +30,22 @@ bool bt_rt_may_pair(const struct rt_node *p, const struct rt_node *d)
 
 /* ---- pairing ---- */
 
+/* Whether n and m could be a pair, in one order or the other; matching: and do fit. */
+static bool are_counterparts(const struct rt_node *n, const struct rt_node *m, bool matching)
+{
+    return (bt_role_has(n->hello.role, BT_ROLE_PREFILL) && bt_rt_usable(m, BT_ROLE_DECODE) &&
+            (!matching || bt_rt_may_pair(n, m))) ||
+           (bt_role_has(n->hello.role, BT_ROLE_DECODE) && bt_rt_usable(m, BT_ROLE_PREFILL) &&
+            (!matching || bt_rt_may_pair(m, n)));
+}
+
 static const struct rt_node *any_counterpart(const struct bt_rt_core *c, const struct rt_node *n,
                                              bool matching)
 {
-    enum bt_role other = n->hello.role == BT_ROLE_PREFILL ? BT_ROLE_DECODE : BT_ROLE_PREFILL;
-
     for (uint32_t i = 0; i < c->n_slots; i++) {
         const struct rt_node *m = &c->nodes[i];
 
-        if (bt_rt_usable(m, other) &&
-            (!matching ||
-             (other == BT_ROLE_DECODE ? bt_rt_may_pair(n, m) : bt_rt_may_pair(m, n)))) {
+        if (are_counterparts(n, m, matching)) {
             return m;
         }
     }
@@ -98,9 +106,16 @@ static bool has_pair(const struct bt_rt_core *c, uint64_t ident)
     for (uint32_t i = 0; i < c->n_slots; i++) {
         const struct rt_node *p = &c->nodes[i];
 
-        if (bt_rt_computes(c, p) && p->ident == ident &&
-            (bt_rt_local_only(c) || any_counterpart(c, p, true) != NULL)) {
+        if (!bt_rt_computes(c, p) || p->ident != ident) {
+            continue;
+        }
+        if (bt_rt_local_only(c)) {
             return true;
+        }
+        for (uint32_t k = 0; k < c->n_slots; k++) {
+            if (bt_rt_usable(&c->nodes[k], BT_ROLE_DECODE) && bt_rt_may_pair(p, &c->nodes[k])) {
+                return true;
+            }
         }
     }
     return false;
@@ -125,7 +140,7 @@ static void choose_served(struct bt_rt_core *c)
             return;
         }
         if (first == NULL ||
-            (first->hello.role != BT_ROLE_PREFILL && n->hello.role == BT_ROLE_PREFILL)) {
+            (first->hello.role == BT_ROLE_DECODE && n->hello.role != BT_ROLE_DECODE)) {
             first = n;
         }
     }
@@ -163,7 +178,7 @@ static void send_peers(struct bt_rt_core *c, struct rt_node *p)
         const struct rt_node *d = &c->nodes[i];
 
         /* Also what it cannot reach now: it is the one who tries. */
-        if (bt_rt_usable(d, BT_ROLE_DECODE) && d->ident == p->ident) {
+        if (d != p && bt_rt_usable(d, BT_ROLE_DECODE) && d->ident == p->ident) {
             list[n++] = (struct bt_msg_peer){d->hello.instance,
                                              bt_rt_say(c, "%s", d->hello.transfer_address),
                                              bt_rt_say(c, "%s", d->hello.name)};
@@ -195,7 +210,7 @@ void bt_rt_nodes_changed(struct bt_rt_core *c, uint64_t now)
             continue;
         }
         log_mismatch(c, n);
-        if (n->hello.role == BT_ROLE_PREFILL) {
+        if (bt_role_has(n->hello.role, BT_ROLE_PREFILL)) {
             send_peers(c, n);
         }
     }
@@ -219,8 +234,8 @@ const char *bt_rt_no_pair_text(struct bt_rt_core *c, bool with_decode)
     for (uint32_t i = 0; i < c->n_slots; i++) {
         const struct rt_node *n = &c->nodes[i];
 
-        if (n->session != 0 && n->hello_seen) {
-            role[n->hello.role] = role[n->hello.role] || !n->draining;
+        for (enum bt_role leg = BT_ROLE_PREFILL; leg < BT_LEGS; leg++) {
+            role[leg] = role[leg] || bt_rt_usable(n, leg);
         }
     }
     if (bt_rt_local_only(c)) {

@@ -194,7 +194,7 @@ uint32_t bt_rt_room_of(const struct rt_node *d, uint64_t tokens)
 {
     uint32_t most = d->hello.max_batch == 0 ? UINT32_MAX : DECODE_AHEAD * d->hello.max_batch;
     uint64_t taken = d->own_pages + d->other_pages, pages = bt_rt_pages_of(d, tokens);
-    uint32_t room = most > d->own_seqs ? most - d->own_seqs : 0;
+    uint32_t room = most > d->own_decodes ? most - d->own_decodes : 0;
 
     if (d->hello.n_pages > 0 && pages > 0) {
         uint64_t fit = d->hello.n_pages > taken ? (d->hello.n_pages - taken) / pages : 0;
@@ -237,23 +237,35 @@ static void keep_better(struct choice *best, const struct choice *x)
     }
 }
 
+/* Beyond the prompt: how full the decode node will be; how full a prefill node is that decodes, too; and what is waited
+ * for pages that travel. */
+static uint64_t pair_cost(const struct bt_rt_core *c, const struct rt_pair *pair, uint64_t tokens)
+{
+    const struct rt_node *p = pair->prefill, *d = pair->decode;
+    uint64_t cost = d != NULL ? decode_cost(d, tokens) : 0;
+
+    if (p->hello.role == BT_ROLE_BOTH) {
+        cost += decode_cost(p, 0);
+    }
+    return cost + (d != NULL && p != d ? (uint64_t)c->handoff_ns + 1 : 0);
+}
+
 static void consider(struct bt_rt_core *c, struct search *x, const struct rt_seq *s,
                      const struct rt_pair *pair, uint64_t tokens)
 {
     const struct rt_node *p = pair->prefill, *d = pair->decode;
-    bool kept = s->kept.session != 0 && s->kept.session == p->session;
+    bool kept = s->kept.session != 0 && s->kept.session == p->session && p != d;
     uint32_t pen = penalty(s, p) + (d != NULL && d != p ? penalty(s, d) : 0);
     /* The node that has computed the prompt before probably still has it. */
     uint64_t work =
-        bt_rt_work_at(p) + (p->hello.instance == s->prefer ? 0 : s->n_tokens - p->credit);
+        bt_rt_work_at(p) + (p->hello.instance == s->prefer && p != d ? 0 : s->n_tokens - p->credit);
 
     x->any = true;
     if (d != NULL && bt_rt_room_of(d, tokens) == 0) {
         return;
     }
     struct choice y = {*pair, kept, pen,
-                       bt_rt_work_ns(c, p, work) + short_ns(p) +
-                           (d != NULL ? decode_cost(d, tokens) : 0)};
+                       bt_rt_work_ns(c, p, work) + short_ns(p) + pair_cost(c, pair, tokens)};
 
     uint64_t ns = bt_rt_work_ns(c, p, bt_rt_work_at(p)) + short_ns(p);
 

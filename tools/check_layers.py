@@ -29,6 +29,7 @@ ROOMS = {
     "node": SHARED,
     "prefilld": SHARED + ["node"],
     "decoded": SHARED + ["node"],
+    "daemon": SHARED + ["node", "prefilld", "decoded"],  # the two programs: both legs in one node
     "plan": ["base", "proto", "sched"],  # and the daemons' cores, see CORE_USERS
     "cli": ["base", "net", "proto", "plan", "text", "files", "model"],
 }

@@ -113,8 +113,8 @@ class Cluster:
 
     def start_node(self, role, i, extra=()):
         name = f"{role}-{i}"
-        program = "baton-prefilld" if role == "prefill" else "baton-decoded"
-        opts = self.prefill_opts if role == "prefill" else self.decode_opts
+        program = "baton-decoded" if role == "decode" else "baton-prefilld"
+        opts = {"prefill": self.prefill_opts, "decode": self.decode_opts, "both": ["--role", "both"]}[role]
         self.nodes[name] = Daemon(name, [os.path.join(self.bin, program), "--router", self.sessions, "--model",
                                          self.model, "--name", name, *self.node_opts, *opts, *extra], self.dir)
         return self.nodes[name]
@@ -132,9 +132,9 @@ class Cluster:
                 return False
             if sum(n["state"] == "ready" for n in nodes) < want:
                 return False
-            links = sum(len(n.get("transports") or []) for n in nodes if n["role"] == "prefill")
-            prefill = sum(n["role"] == "prefill" for n in nodes)
-            return links >= prefill * (len(nodes) - prefill)
+            links = sum(len(n.get("transports") or []) for n in nodes if n["role"] != "decode")
+            decode = sum(n["role"] != "prefill" for n in nodes)
+            return links >= sum(decode - (n["role"] == "both") for n in nodes if n["role"] != "decode")
 
         wait_until("every node to be ready and every pair to be connected", ready, seconds)
 

@@ -75,22 +75,24 @@ def node(isa, threads, chunk):
 
 
 def clusters():
-    """(name, prefill nodes, decode nodes, how many requests at once, options of the router)"""
+    """(name, prefill nodes, decode nodes, how many requests at once, options of the router, nodes that do both)"""
     avx2, avx512 = best("avx2"), best("avx512", "avx2")
     return [
         ("2P:1D", [node(avx2, 2, 16), node(avx2, 1, 64)], [node(avx2, 2, 512)], 32, []),
         ("1P:2D", [node("plain", 1, 64)], [node("plain", 2, 512), node(avx512, 1, 512)], 32, []),
         ("3P:2D", [node("plain", 2, 16), node(avx2, 1, 512), node(avx512, 2, 64)], [node(avx512, 2, 512), node("plain", 1, 512)], 32, []),
         ("1P:1D", [node(avx512, 2, 512)], [node(avx512, 2, 512)], 4, []),
+        ("one for all", [], [], 32, [], [node(avx2, 2, 16)]),
+        ("1P:1D, 2 both", [node("plain", 1, 64)], [node(avx512, 1, 512)], 32, [], [node(avx2, 1, 16), node("plain", 2, 64)]),
         ("local", [], [node(avx2, 2, 16), node("plain", 1, 64)], 32, ["--local-prefill", "always"]),
         ("some local", [node(avx512, 1, 64)], [node(avx2, 2, 64), node("plain", 1, 512)], 32, ["--local-prefill", "48"]),
     ]
 
 
-def start(model, prefill, decode, router=()):
+def start(model, prefill, decode, router=(), both=()):
     c = Cluster(model, prefill=0, decode=0, kv_bytes="32MiB", router_opts=router, wait=False)
     try:
-        for role, nodes in (("prefill", prefill), ("decode", decode)):
+        for role, nodes in (("prefill", prefill), ("decode", decode), ("both", both)):
             for i, opts in enumerate(nodes):
                 c.start_node(role, i, extra=opts)
         c.wait_ready()
@@ -119,17 +121,17 @@ def reference(model):
 
 @pytest.mark.parametrize("shape", clusters(), ids=lambda s: s[0])
 def test_one_answer(model, reference, shape):
-    name, prefill, decode, at_once, router = shape
+    name, prefill, decode, at_once, router, *both = shape
     requests, answers = reference
     order = list(range(len(requests)))
     random.Random(name).shuffle(order)
     begin = time.monotonic()
-    with start(model, prefill, decode, router) as c:
+    with start(model, prefill, decode, router, *both) as c:
         got = ask_all(c, [requests[i] for i in order], at_once)
         c.wait_idle()
         c.check_logs()
         local = c.metric_sum("baton_local_prefill_total")
-    assert (local > 0) == bool(router), f"{name}: {local:.0f} prompts were computed by decode nodes"
+    assert (local > 0) == bool(router or both), f"{name}: {local:.0f} prompts were computed by decode nodes"
     print(f"{name}: {time.monotonic() - begin:.1f} s")
     compare(name, got, [answers[i] for i in order], [requests[i] for i in order])
 

@@ -234,3 +234,101 @@ def test_drain_asks_for_the_key(tmp_path):
     with Cluster(MODEL, decode=2, router_opts=["--api-key-file", keys], key="sesame") as c:
         assert "API key" in baton(c, "drain", "decode-0", ok=False)
         assert "has ended" in baton(c, "drain", "decode-0", env={"BATON_API_KEY": "sesame"})
+
+
+# ---- role both ----
+
+def start_both(n, prefill=0, decode=0, **kw):
+    c = Cluster(MODEL, prefill=prefill, decode=decode, wait=False, **kw)
+    try:
+        for i in range(n):
+            c.start_node("both", i)
+        c.wait_ready()
+    except BaseException:
+        c.close(check=False)
+        raise
+    return c
+
+
+def attempts(cluster, kv):
+    return cluster.metric_sum("baton_attempts_total", kv=kv)
+
+
+def test_one_node_is_a_cluster(undisturbed):
+    """Prompt and answer on one node: nothing travels, and it is counted as local."""
+    with start_both(1, node=["--health", "127.0.0.1:0"]) as c:
+        assert c.http("/health")[0] == 200
+        assert ask_all(c) == undisturbed
+        one = c.json("/v1/completions", body(2, 20, max_tokens=1, timings=True))
+        assert one["timings"]["local_prefills"] == 0  # one token: the prefill leg alone
+        two = c.json("/v1/completions", body(2, 20, max_tokens=2, timings=True))
+        assert two["timings"]["local_prefills"] == 1 and two["usage"]["transferred_tokens"] == 0
+        c.wait_idle()
+        assert attempts(c, "local") == len(LENGTHS) + 1 and attempts(c, "none") == 1 and attempts(c, "transfer") == 0
+        (n,) = c.cluster()["nodes"]
+        assert n["role"] == "both" and n["state"] == "ready"
+        assert c.metric_sum("baton_session_up", role="both") == 1
+        assert "both" in baton(c, "status")
+        url = c.nodes["both-0"].find(r"health listening on (http://\S+)").group(1)
+        text = urllib.request.urlopen(url + "/metrics", timeout=10).read().decode()
+        heads = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE ")]
+        assert len(heads) == len(set(heads)), "a family is told twice"
+        for leg in ("prefill", "decode"):
+            assert f'baton_attempts_failed_total{{leg="{leg}"}} 0' in text
+            assert f"baton_{leg}_step_seconds_count" in text
+        c.check_logs()
+
+
+def test_both_serves_as_either(undisturbed):
+    """Beside a prefill and a decode node: each can be paired with it. A node that dies takes nothing with it."""
+    with start_both(1, prefill=1) as c:
+        assert ask_all(c) == undisturbed
+        got = parallel([lambda i=i: answer(c, body(i % len(LENGTHS), LENGTHS[i % len(LENGTHS)])) for i in range(40)])
+        assert got == (undisturbed * 5)
+        c.wait_idle()
+        assert attempts(c, "transfer") > 0, "never paired with the prefill node"
+    with start_both(1, decode=1) as c:
+        got = parallel([lambda i=i: answer(c, body(i % len(LENGTHS), LENGTHS[i % len(LENGTHS)])) for i in range(40)])
+        assert got == (undisturbed * 5)
+        c.wait_idle()
+        assert attempts(c, "transfer") > 0, "never paired with the decode node"
+
+
+def test_pages_between_nodes_that_do_both(undisturbed):
+    """Two of them, each busy: prompts of one go to the other as well, both ways, each way over its own connection."""
+    with start_both(2) as c:
+        with Steady(c, undisturbed, clients=12) as load:
+            load.more(60)
+        c.wait_idle()
+        assert attempts(c, "local") > 0
+        for n in c.cluster()["nodes"]:
+            assert n["transports"], f"{n['name']} has no connection"
+        c.check_logs()
+
+
+def test_kill_of_a_node_that_does_both(undisturbed):
+    with start_both(2, node=["--lease", "1s"]) as c:
+        with Steady(c, undisturbed) as load:
+            c.nodes["both-0"].kill()
+            load.more()
+            c.start_node("both", 0)
+            c.wait_ready()
+            load.more()
+            assert baton(c, "drain", "both-1")
+            load.more()
+        c.wait_idle(20)
+
+
+def test_drain_of_the_last_one_is_refused():
+    with start_both(1, decode=1) as c:
+        assert "the last prefill node" in baton(c, "drain", "both-0", ok=False)
+        assert "has ended" in baton(c, "drain", "decode-0")
+        assert "the last prefill node" in baton(c, "drain", "both-0", ok=False)
+
+
+@pytest.mark.parametrize("args,error", [(["--prefill", "0"], "--role both"), (["--decode", "0"], "--role both"),
+                                        (["--prefill", "0", "--decode", "0", "--role", "both"], "no node")])
+def test_up_refuses_what_serves_nobody(args, error):
+    out = subprocess.run([os.path.join(BIN, "baton"), "up", "--model", MODEL, "--listen", "127.0.0.1:0", *args], stdout=subprocess.PIPE,
+                         stderr=subprocess.STDOUT, text=True, timeout=60, check=False)
+    assert out.returncode == 2 and error in out.stdout

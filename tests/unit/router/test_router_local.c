@@ -16,6 +16,7 @@ static struct {
     struct bt_ticket ticket;
     uint32_t n_tokens;
     uint64_t peer;
+    enum bt_role leg;
     bool prompt_logprobs;
 } submits[256];
 static size_t n_submits, n_cancels, n_ends, n_tokens, n_plp;
@@ -35,6 +36,7 @@ static void drain(void)
             submits[n_submits].ticket = m->ticket;
             submits[n_submits].n_tokens = (uint32_t)m->n_tokens;
             submits[n_submits].peer = m->peer_instance;
+            submits[n_submits].leg = m->leg;
             submits[n_submits++].prompt_logprobs = m->prompt_logprobs;
         } else if (a.kind == BT_RT_SEND && a.send.kind == BT_FROM_ROUTER_CANCEL) {
             n_cancels++;
@@ -384,8 +386,48 @@ static void test_progress(void)
     end();
 }
 
+/* A node that does both is a cluster; with others it is either leg, and never both legs of one attempt. */
+static void test_both(void)
+{
+    begin(BT_RT_LOCAL_NEVER, 0);
+    uint64_t b = join(BT_ROLE_BOTH, 1, 2);
+
+    CHECK(ready);
+    (void)ask(64, 3, false);
+    CHECK(n_submits == 1 && submits[0].session == b && submits[0].peer == 0);
+    CHECK_EQ(submits[0].leg, BT_ROLE_DECODE);
+    output(0, 0, 1, 0);
+    output(0, 1, 2, 2);
+    CHECK(n_ends == 1 && n_tokens == 3);
+    (void)ask(64, 1, false);
+    CHECK(n_submits == 2 && submits[1].leg == BT_ROLE_PREFILL);
+    output(1, 0, 1, 2);
+    CHECK_EQ(n_ends, 2);
+    CHECK_EQ(tokens_at(1), 0);
+    uint64_t d = join(BT_ROLE_DECODE, 2, 1); /* too old to compute, good enough for pages */
+
+    for (unsigned i = 0; i < 8; i++) {
+        (void)ask(64, 3, false);
+    }
+    unsigned pairs = 0, alone = 0;
+
+    for (size_t i = 2; i < n_submits; i++) {
+        CHECK(submits[i].session == b || (submits[i].session == d && submits[i].peer == 1));
+        CHECK_EQ(submits[i].leg, submits[i].peer == 2 ? BT_ROLE_PREFILL : BT_ROLE_DECODE);
+        pairs += submits[i].peer == 2;
+        alone += submits[i].peer == 0;
+    }
+    CHECK(pairs > 0 && alone > 0);
+    bt_rt_on_session_lost(core, now, b, "gone");
+    drain();
+    CHECK(!ready);
+    CHECK_EQ(n_ends, 2); /* all of them wait for it to come back */
+    end();
+}
+
 int main(void)
 {
+    test_both();
     test_tokens();
     test_version();
     test_without_prefill_node();

@@ -1,0 +1,100 @@
+/* A node's two legs: which of them an event is for, which of them take work, and the change of that while the node runs.
+ * Knows of a leg its hooks; refuses to know what a job is. */
+
+#include "node/node_int.h"
+
+#include "base/log.h"
+
+/* ---- events, each to the leg that it is for ---- */
+
+static enum bt_role leg_of_job(const struct bt_node *n, uint64_t job)
+{
+    return (uint32_t)job < n->cfg.max_jobs ? BT_ROLE_PREFILL : BT_ROLE_DECODE;
+}
+
+void bt_node_legs_engine(struct bt_node *n, const struct bt_engine_ev *ev)
+{
+    if (ev->kind != BT_ENGINE_EV_STEP && ev->kind != BT_ENGINE_EV_BROKEN) {
+        const struct bt_node_hooks *h = &n->legs[leg_of_job(n, ev->job)];
+
+        h->on_engine(h->arg, ev);
+    }
+}
+
+/* The prefill leg dials and pushes, the decode leg accepts and lands. */
+void bt_node_legs_xfer(struct bt_node *n, const struct bt_xfer_event *ev)
+{
+    bool peer = ev->kind == BT_XFER_PEER_UP || ev->kind == BT_XFER_PEER_DOWN;
+    bool prefill = peer ? !ev->incoming : ev->kind == BT_XFER_PUSHED;
+    const struct bt_node_hooks *h = &n->legs[prefill ? BT_ROLE_PREFILL : BT_ROLE_DECODE];
+
+    h->on_xfer(h->arg, ev);
+}
+
+void bt_node_legs_control(struct bt_node *n, uint64_t conn, const struct bt_control *m)
+{
+    bool from_prefill = m->kind == BT_CONTROL_STARTED || m->kind == BT_CONTROL_HANDOFF ||
+                        m->kind == BT_CONTROL_FORGET;
+    const struct bt_node_hooks *h = &n->legs[from_prefill ? BT_ROLE_DECODE : BT_ROLE_PREFILL];
+
+    h->on_control(h->arg, conn, m);
+}
+
+/* A router of version 1 knows no node with two legs. */
+static enum bt_role leg_of_submit(const struct bt_node *n, const struct bt_msg_submit *s)
+{
+    return s->leg != BT_ROLE_BOTH      ? s->leg
+           : n->role == BT_ROLE_DECODE ? BT_ROLE_DECODE
+                                       : BT_ROLE_PREFILL;
+}
+
+void bt_node_legs_router(struct bt_node *n, uint32_t router, const struct bt_from_router *m)
+{
+    for (enum bt_role leg = BT_ROLE_PREFILL; leg < BT_LEGS; leg++) {
+        const struct bt_node_hooks *h = &n->legs[leg];
+
+        if (m->kind != BT_FROM_ROUTER_SUBMIT || leg_of_submit(n, &m->submit) == leg) {
+            h->on_router(h->arg, router, m);
+        }
+    }
+}
+
+void bt_node_legs_router_lost(struct bt_node *n, uint32_t router)
+{
+    for (unsigned leg = 0; leg < BT_LEGS; leg++) {
+        n->legs[leg].on_router_lost(n->legs[leg].arg, router);
+    }
+}
+
+uint32_t bt_node_legs_jobs(const struct bt_node *n)
+{
+    return n->legs[0].jobs(n->legs[0].arg) + n->legs[1].jobs(n->legs[1].arg);
+}
+
+void bt_node_legs_give_back(struct bt_node *n)
+{
+    for (unsigned leg = 0; leg < BT_LEGS; leg++) {
+        n->legs[leg].give_back(n->legs[leg].arg);
+    }
+}
+
+void bt_node_legs_load(struct bt_node *n, struct bt_msg_load *out)
+{
+    for (unsigned leg = 0; leg < BT_LEGS; leg++) {
+        n->legs[leg].load(n->legs[leg].arg, out);
+    }
+}
+
+/* ---- roles ---- */
+
+void bt_node_legs_ready(struct bt_node *n)
+{
+    for (enum bt_role leg = BT_ROLE_PREFILL; leg < BT_LEGS; leg++) {
+        const struct bt_node_hooks *h = &n->legs[leg];
+
+        h->on_ready(h->arg, n);
+        if (!bt_role_has(n->role, leg)) {
+            h->give_back(h->arg); /* it has nothing, and takes nothing */
+        }
+    }
+}
