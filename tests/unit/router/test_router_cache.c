@@ -253,7 +253,8 @@ static void test_other_pages(void)
  * others is computed again once at most, where its home is busy with the hot one. */
 static void test_hot_prefix(void)
 {
-    enum { HOT = 1024, WARM = 512, FAMILIES = 8, N = 600 };
+    enum { FAMILIES = 8, N = 600 };
+    const uint32_t hot = 1024, warm = 512;
     uint64_t blocks[BLOCKS];
     bool has[FAMILIES + 1][N_P] = {0};
     uint32_t n_hot[N_P] = {0}, n_cached = 0;
@@ -262,11 +263,11 @@ static void test_hot_prefix(void)
     for (uint32_t f = 0; f <= FAMILIES; f++) {
         blocks_of(f, 64, blocks);
         tell(p[f % N_P], &(struct bt_msg_prefix_blocks){
-                             .told = true, .n_added = (f == 0 ? HOT : WARM) / 64, .added = blocks});
+                             .told = true, .n_added = (f == 0 ? hot : warm) / 64, .added = blocks});
         has[f][f % N_P] = true;
     }
     for (uint32_t i = 0; i < N; i++) {
-        uint32_t f = i % 3 != 0 ? 0 : 1 + i / 3 % FAMILIES, shared = f == 0 ? HOT : WARM;
+        uint32_t f = i % 3 != 0 ? 0 : 1 + i / 3 % FAMILIES, shared = f == 0 ? hot : warm;
         uint64_t least = UINT64_MAX, most = 0, cost[N_P];
         uint32_t n_tokens = shared + 40;
 
@@ -280,7 +281,7 @@ static void test_hot_prefix(void)
             least = work_at(k) < least ? work_at(k) : least;
             most = work_at(k) > most ? work_at(k) : most;
         }
-        CHECK(most - least <= HOT + 40);
+        CHECK(most - least <= hot + 40);
         n_cached += has[f][at];
         n_hot[at] += f == 0;
         has[f][at] = true;
