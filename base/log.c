@@ -9,6 +9,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <time.h>
 #include <unistd.h>
 #include "base/clock.h"
@@ -44,6 +45,9 @@ bool bt_log_on(enum bt_log_level level)
 void bt_log_thread(const char *name)
 {
     thread_name = name;
+    if (gettid() != getpid()) {
+        (void)prctl(PR_SET_NAME, name); /* cannot fail */
+    }
 }
 
 /* The line's own words: they fit, because add_clean bounds everything else. */

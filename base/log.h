@@ -14,7 +14,8 @@ enum bt_log_format { BT_LOG_TEXT, BT_LOG_JSON };
 
 void bt_log_setup(enum bt_log_level level, enum bt_log_format format);
 bool bt_log_on(enum bt_log_level level);
-/* Names the calling thread in its later lines (default "main"). name: static storage. */
+/* Names the calling thread in its later lines (default "main"), and for debuggers and top; there the process's first
+ * thread keeps the program's name. name: static storage. */
 void bt_log_thread(const char *name);
 void bt_log_write(enum bt_log_level level, const char *module, const char *req, const char *fmt,
                   ...) BT_PRINTF(4, 5);
