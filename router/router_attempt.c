@@ -5,6 +5,7 @@
 #include "base/assert.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/utf8.h"
 #include "router/router_core_int.h"
 
 #define BACKOFF_DOUBLINGS 5u
@@ -384,10 +385,10 @@ static void again(struct bt_rt_core *c, uint64_t now, struct rt_seq *s)
         s->failures++;
         s->t_wait = now;
     }
-    if (s->failures > c->opts.attempts_max) {
-        bt_rt_seq_end(
-            c, s, BT_RT_UNAVAILABLE, 0,
-            bt_rt_say(c, "%u attempts failed in a row, the last one: %s", s->failures, s->why));
+    if (s->failures >= c->opts.attempts_max) {
+        bt_rt_seq_end(c, s, BT_RT_UNAVAILABLE, 0,
+                      bt_rt_say(c, "%u attempts failed in a row, the last one: %s; try again later",
+                                s->failures, s->why));
         return;
     }
     s->refused = refused;
@@ -397,13 +398,31 @@ static void again(struct bt_rt_core *c, uint64_t now, struct rt_seq *s)
     bt_rt_seq_wait(c, now, s);
 }
 
+const char *bt_rt_phase(struct bt_rt_core *c, const struct rt_seq *s)
+{
+    if (s->decode_began) {
+        return bt_rt_say(c, "in decode, after %u tokens", bt_rt_produced(s));
+    }
+    return s->prefill_answered ? "in the transfer" : "in prefill";
+}
+
+/* Both are for people; the phase is short, and stays whole. */
+static void set_why(struct rt_seq *s, const char *text, const char *phase)
+{
+    size_t room = sizeof s->why - strlen(phase) - sizeof " ()";
+    size_t len = strnlen(text, room + 1);
+
+    len = len > room ? bt_utf8_complete_len(text, room) : len;
+    snprintf(s->why, sizeof s->why, "%.*s (%s)", (int)len, text, phase);
+}
+
 void bt_rt_attempt_failed(struct bt_rt_core *c, uint64_t now, struct rt_seq *s, enum bt_role role,
                           enum bt_attempt_reason reason, const char *text)
 {
     uint32_t n_freed = c->n_freed;
 
     BT_ASSERT(s->state == SEQ_RUNNING);
-    snprintf(s->why, sizeof s->why, "%s", text);
+    set_why(s, text, bt_rt_phase(c, s));
     s->has_reason = true;
     s->reason = reason;
     remember(s, now);
@@ -423,7 +442,8 @@ void bt_rt_attempt_failed(struct bt_rt_core *c, uint64_t now, struct rt_seq *s, 
     if (reason == BT_ATTEMPT_INVALID) {
         bt_rt_seq_end(c, s, BT_RT_INVALID, 0, bt_rt_say(c, "%s", s->why));
     } else if (reason == BT_ATTEMPT_INTERNAL) {
-        bt_rt_seq_end(c, s, BT_RT_INTERNAL, 0, bt_rt_say(c, "%s", s->why));
+        bt_rt_seq_end(c, s, BT_RT_INTERNAL, 0,
+                      bt_rt_say(c, "%s; that node's log has more", s->why));
     } else {
         again(c, now, s);
     }

@@ -440,7 +440,8 @@ static void check_waiting(struct bt_rt_core *c, struct rt_seq *s, uint64_t now)
 
     if (now >= s->deadline) {
         bt_rt_seq_end(c, s, BT_RT_DEADLINE, 0,
-                      "the deadline passed while the request waited for a node");
+                      bt_rt_say(c, "the deadline passed while the request waited for a node%s%s",
+                                last[0] != '\0' ? "; " : "", last));
         return;
     }
     if (c->ready && (s->ident == 0 || s->ident == c->served)
@@ -452,7 +453,8 @@ static void check_waiting(struct bt_rt_core *c, struct rt_seq *s, uint64_t now)
         if (now - since > (begun ? c->opts.migrate_ns : c->opts.grace_ns) ||
             waited > c->opts.queue_ns) {
             bt_rt_seq_end(c, s, BT_RT_UNAVAILABLE, 0,
-                          bt_rt_say(c, "%s%s%s", bt_rt_no_pair_text(c, bt_rt_wants_decode(s)),
+                          bt_rt_say(c, "%s%s%s; try again later",
+                                    bt_rt_no_pair_text(c, bt_rt_wants_decode(s)),
                                     last[0] != '\0' ? "; " : "", last));
         }
         return;
@@ -463,7 +465,7 @@ static void check_waiting(struct bt_rt_core *c, struct rt_seq *s, uint64_t now)
     }
     if (waited > c->opts.queue_ns) {
         bt_rt_seq_end(c, s, BT_RT_EXHAUSTED, 0,
-                      bt_rt_say(c, "no node had room within %llu ms%s%s",
+                      bt_rt_say(c, "no node had room within %llu ms%s%s; try again later",
                                 (unsigned long long)(c->opts.queue_ns / 1000000),
                                 last[0] != '\0' ? "; " : "", last));
     }
@@ -479,7 +481,9 @@ void bt_rt_on_tick(struct bt_rt_core *c, uint64_t now)
         if (s->finish != 0 && now >= s->finish_at && !bt_rt_wants_prompt(s)) {
             bt_rt_attempt_finish(c, s);
         } else if (now >= s->deadline) {
-            bt_rt_seq_end(c, s, BT_RT_DEADLINE, 0, "the deadline passed");
+            bt_rt_seq_end(c, s, BT_RT_DEADLINE, 0,
+                          bt_rt_say(c, "the deadline passed %s, on %s", bt_rt_phase(c, s),
+                                    s->decode_began ? s->decode_name : s->prefill_name));
         } else {
             bt_rt_attempt_check(c, now, s);
         }

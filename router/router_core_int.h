@@ -245,6 +245,8 @@ void bt_rt_attempt_failed(struct bt_rt_core *c, uint64_t now, struct rt_seq *s, 
 /* The leg ended, or its node did: the attempt goes on without it if its part was done. */
 void bt_rt_leg_lost(struct bt_rt_core *c, uint64_t now, struct rt_seq *s, enum bt_role role,
                     enum bt_attempt_reason reason, const char *text);
+/* Where its attempt stands, for a person; valid as long as queued actions. */
+const char *bt_rt_phase(struct bt_rt_core *c, const struct rt_seq *s);
 void bt_rt_attempt_finish(struct bt_rt_core *c, struct rt_seq *s);
 /* Ends the attempt if it made no progress for too long; another follows. */
 void bt_rt_attempt_check(struct bt_rt_core *c, uint64_t now, struct rt_seq *s);

@@ -168,7 +168,9 @@ static void on_drain_poll(struct bt_timer *t, void *arg)
 
         bt_log_warn("router", "%u requests still run after the drain timeout: they end now",
                     p->router.n_gens);
-        (void)bt_api_fail(&e, BT_API_UNAVAILABLE, NULL, "the router is shutting down");
+        (void)bt_api_fail(
+            &e, BT_API_UNAVAILABLE, NULL,
+            "the router is shutting down; another one, or this one later, will serve it");
         bt_gen_end_all(&p->router, &e);
         p->cut = true;
         p->drain_end = now + DRAIN_CUT_NS;

@@ -27,6 +27,17 @@ def stream(cluster, request, progress=None):
     return text, values, events[-1]["choices"][0]["finish_reason"]
 
 
+def stream_error(cluster, request, progress=None):
+    """The message of the error that ends a stream."""
+    events = progress if progress is not None else []
+    try:
+        stream_sse(cluster, "/v1/completions", request, on_event=events.append)
+    except AssertionError:  # no [DONE]: a stream that ends so must not look complete
+        assert "error" in events[-1], events[-1]
+        return events[-1]["error"]["message"]
+    raise AssertionError("it was answered")
+
+
 @contextlib.contextmanager
 def frozen(daemon):
     """SIGSTOP, and SIGCONT at the end."""
