@@ -18,7 +18,7 @@ LONG = {"prompt": [1] + [random.Random(6).randrange(5, 288) for _ in range(15999
 AGAIN = "try again later"
 
 
-def grpc_error(c, ids, max_tokens=20000):
+def grpc_error(c, ids, max_tokens=60000):
     with grpc.insecure_channel(c.address) as channel:
         try:
             for _ in stubs.InferenceStub(channel).Generate(inference.GenerateRequest(
@@ -38,7 +38,7 @@ def says(text, *words):
 def test_the_only_decode_node_dies_in_decode():
     with Cluster(MODEL, node=PATIENT, router_opts=IMPATIENT) as c:
         progress = []
-        http = Background(lambda: stream_error(c, body(1, max_tokens=20000), progress))
+        http = Background(lambda: stream_error(c, body(1, max_tokens=60000), progress))
         rpc = Background(lambda: grpc_error(c, [1, 40, 41]))
         wait_until("both to decode", lambda: len(progress) > 3 and c.metric_sum("baton_node_running", node="decode-0") == 2)
         c.nodes["decode-0"].kill()
@@ -100,7 +100,7 @@ def test_the_limit_of_attempts(n):
 
 
 def test_deadlines():
-    with Cluster(MODEL, node=PATIENT, router_opts=[*PATIENT, "--request-timeout", "2s"]) as c:
+    with Cluster(MODEL, node=PATIENT, router_opts=[*PATIENT, "--request-timeout", "4s"]) as c:
         says(stream_error(c, body(1, max_tokens=60000)), "the deadline passed in decode, after ", "on decode-0")
         with frozen(c.nodes["prefill-0"]):
             status, _, data = c.http("/v1/completions", LONG)

@@ -95,7 +95,7 @@ def test_kill_the_only_decode_node():
 
         def one():
             try:
-                stream(c, body(1, max_tokens=20000), progress)
+                stream(c, body(1, max_tokens=60000), progress)
             except BaseException as e:  # noqa: BLE001, looked at below
                 failure.append(e)
 
@@ -124,7 +124,7 @@ def test_kill_the_only_decode_node():
 def test_router_dies_and_returns(undisturbed):
     with Cluster(MODEL, node=LEASE) as c:
         progress = []
-        thread = threading.Thread(target=lambda: pytest.raises(Exception, stream, c, body(1, max_tokens=20000), progress))
+        thread = threading.Thread(target=lambda: pytest.raises(Exception, stream, c, body(1, max_tokens=60000), progress))
         thread.start()
         wait_until("the stream to begin", lambda: len(progress) > 3)
         c.router.kill()
@@ -168,7 +168,7 @@ def test_sigterm_drains_the_router(undisturbed):
 def test_drain_timeout_ends_streams_with_an_error():
     with Cluster(MODEL, router_opts=["--drain-timeout", "300ms"]) as c:
         progress = []
-        thread = threading.Thread(target=lambda: pytest.raises(Exception, stream, c, body(1, max_tokens=20000), progress))
+        thread = threading.Thread(target=lambda: pytest.raises(Exception, stream, c, body(1, max_tokens=60000), progress))
         thread.start()
         wait_until("the stream to begin", lambda: len(progress) > 3)
         c.router.proc.send_signal(signal.SIGTERM)
@@ -180,7 +180,7 @@ def test_drain_timeout_ends_streams_with_an_error():
 def test_second_sigterm_quits():
     with Cluster(MODEL) as c:
         progress = []
-        thread = threading.Thread(target=lambda: pytest.raises(Exception, stream, c, body(1, max_tokens=20000), progress))
+        thread = threading.Thread(target=lambda: pytest.raises(Exception, stream, c, body(1, max_tokens=60000), progress))
         thread.start()
         wait_until("the stream to begin", lambda: len(progress) > 3)
         start = time.monotonic()

@@ -141,7 +141,7 @@ def test_two_killed_at_once(undisturbed, victims):
 def test_router_and_a_node_killed_at_once(undisturbed):
     with Cluster(MODEL, prefill=2, decode=2) as c:
         progress = []
-        answer = Background(lambda: stream(c, body(1, max_tokens=20000), progress))
+        answer = Background(lambda: stream(c, body(1, max_tokens=60000), progress))
         wait_until("the stream to begin", lambda: len(progress) > 2)
         c.router.kill()
         c.nodes["decode-1"].kill()
