@@ -20,7 +20,8 @@
 struct config {
     char *router, *model, *server, *router_opts;
     uint32_t pid, streams, prefill, decode, tokens, seconds, warmup, workers_port;
-    double rate;
+    double rate, prefill_rate;
+    uint64_t max_ttft;
     int protocol;
     bool chat;
 };
@@ -46,6 +47,10 @@ static const struct bt_opt options[] = {
     ROW("prefill", BT_OPT_U32, prefill, "4", 1, 1000, "N", "Prefill nodes."),
     ROW("decode", BT_OPT_U32, decode, "32", 1, 1000, "N",
         "Decode nodes; each sends the tokens of all its sequences in one message."),
+    ROW("prefill-rate", BT_OPT_DOUBLE, prefill_rate, "0", 0, 1e9, "N",
+        "Prompt tokens a second of each prefill node; 0: it takes no time."),
+    ROW("max-ttft", BT_OPT_DURATION, max_ttft, "0", 0, 3600e9, "MS",
+        "Given to the router; with it the share of first tokens within it is told."),
     ROW("seconds", BT_OPT_U32, seconds, "10", 1, 86400, "N", "Measured."),
     ROW("warmup", BT_OPT_U32, warmup, "4", 1, 3600, "N", "Seconds before that."),
     {"protocol", BT_OPT_ENUM, offsetof(struct config, protocol), "http", 0, 0, "http|grpc",
@@ -110,7 +115,7 @@ static void *drain_log(void *arg)
 
 static pid_t start_router(void)
 {
-    char streams[16], *argv[64] = {cfg.router,
+    char streams[16], ttft[24], *argv[64] = {cfg.router,
                                    "--model",
                                    cfg.model,
                                    "--listen",
@@ -122,11 +127,14 @@ static pid_t start_router(void)
                                    "--connections-max",
                                    streams,
                                    "--model-name",
-                                   "m"};
-    int fd[2], n = 13;
+                                   "m",
+                                   "--max-ttft",
+                                   ttft};
+    int fd[2], n = 15;
     pthread_t t;
 
     snprintf(streams, sizeof streams, "%u", cfg.streams * 2);
+    snprintf(ttft, sizeof ttft, "%.0fms", (double)cfg.max_ttft / 1e6);
     for (char *save = NULL, *p = strtok_r(cfg.router_opts, " ", &save); p != NULL && n < 63;
          p = strtok_r(NULL, " ", &save)) {
         argv[n++] = p;
@@ -278,9 +286,11 @@ int main(int argc, char **argv)
     }
     bench_shared_init(&shared, cfg.model, cfg.streams, cfg.tokens);
     shared.chat = cfg.chat;
+    shared.limit_ns = cfg.max_ttft;
     toy = (struct toy_opts){.sessions = sessions,
                             .n_prefill = cfg.prefill,
                             .n_decode = cfg.decode,
+                            .prefill_rate = cfg.prefill_rate,
                             .step_ns = (uint64_t)(cfg.streams / cfg.rate * 1e9),
                             .max_batch = cfg.streams};
     pid_t pid = cfg.server != NULL ? (pid_t)cfg.pid : start_router();
@@ -304,6 +314,15 @@ int main(int argc, char **argv)
            (double)bt_token_gaps_quantile(&shared.way, 0.9) / 1e3,
            (double)bt_token_gaps_quantile(&shared.way, 0.99) / 1e3,
            (double)shared.way.max_ns / 1e3);
+    printf("first token: p50 %.1f ms, p99 %.1f ms, at most %.1f ms\n",
+           (double)bt_token_gaps_quantile(&shared.first, 0.5) / 1e6,
+           (double)bt_token_gaps_quantile(&shared.first, 0.99) / 1e6,
+           (double)shared.first.max_ns / 1e6);
+    if (cfg.max_ttft > 0 && shared.first.n > 0) {
+        printf("%.2f %% of %lu within --max-ttft, %.2f %% within 1.1 times that\n",
+               100.0 * (double)shared.n_within / (double)shared.first.n, shared.first.n,
+               100.0 * (double)shared.n_nearly / (double)shared.first.n);
+    }
     printf("answers complete %lu, refused %lu, failed %lu\n", atomic_load(&shared.n_done),
            atomic_load(&shared.n_refused), atomic_load(&shared.n_failed));
     if (cfg.server == NULL) {

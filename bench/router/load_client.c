@@ -93,6 +93,7 @@ static void conn_ask(struct client *c, struct conn *x)
         conn_open(c, x);
     }
     x->r.index = x->r.bytes = 0;
+    x->r.t_ask = bt_clock_ns();
     x->part = HEAD;
     x->n_line = 0;
     x->status = 0;

@@ -91,6 +91,7 @@ static void ask(struct bt_timer *t, void *arg)
                                              .ignore_eos = true}};
 
     s->r.index = s->r.bytes = 0;
+    s->r.t_ask = bt_clock_ns();
     bt_buf_clear(&c->buf);
     if (bt_inf_generate_encode(&g, &c->buf) != BT_OK ||
         bt_grpc_call_start(c->channels[s->r.slot / PER_CHANNEL],

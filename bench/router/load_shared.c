@@ -86,6 +86,11 @@ void bench_received(struct bench_shared *b, struct bench_reader *r, size_t n, ui
                                              memory_order_relaxed);
 
         r->bytes -= b->lens[r->index % BENCH_TEXT_TOKENS];
+        if (r->index == 0 && atomic_load_explicit(&b->measuring, memory_order_relaxed)) {
+            bt_token_gaps_add(&b->first, now - r->t_ask, 1);
+            b->n_within += now - r->t_ask <= b->limit_ns;
+            b->n_nearly += now - r->t_ask <= b->limit_ns + b->limit_ns / 10;
+        }
         /* The first token is sent by both legs: it tells nothing. */
         if (r->index > 0 && sent != 0 && now > sent &&
             atomic_load_explicit(&b->measuring, memory_order_relaxed)) {

@@ -24,6 +24,9 @@ struct bench_shared {
     _Atomic uint64_t *sent; /* [n_streams * max_tokens] ns */
     atomic_bool measuring, stop;
     _Atomic uint64_t n_tokens, n_events, n_done, n_failed, n_refused; /* at the client */
+    struct bt_token_gaps first; /* from asking to the first token, of requests that were answered; likewise */
+    uint64_t limit_ns;          /* of that, and how many were within it, and within a tenth more */
+    uint64_t n_within, n_nearly;
     struct bt_token_gaps way; /* of tokens sent while measuring; the client's until it has ended */
 };
 
@@ -45,6 +48,7 @@ static inline void bench_sent(struct bench_shared *b, uint32_t slot, uint32_t in
 /* One stream as its reader counts it. */
 struct bench_reader {
     uint32_t slot, index, bytes;
+    uint64_t t_ask;
 };
 /* n bytes of text arrived for it. */
 void bench_received(struct bench_shared *b, struct bench_reader *r, size_t n, uint64_t now);

@@ -13,7 +13,9 @@
 
 struct toy_job {
     struct bt_ticket ticket;
-    uint32_t slot, index, max_tokens;
+    uint32_t slot, index, max_tokens, n_tokens;
+    uint64_t peer;
+    bool ready; /* decode: the prompt is computed */
 };
 
 struct toy_node {
@@ -49,12 +51,27 @@ static void send_message(struct toy_node *n, const struct bt_from_daemon *m)
     (void)bt_grpc_send(n->call, n->t->buf.data, n->t->buf.len);
 }
 
+/* Prompt tokens that wait at a node, the part of the first one that is computed left out. */
+static uint64_t waiting_tokens(const struct toy_node *n)
+{
+    uint64_t sum = 0, now = bt_clock_ns();
+
+    for (uint32_t i = 0; n->role == BT_ROLE_PREFILL && i < n->n_jobs; i++) {
+        sum += n->jobs[i].n_tokens;
+    }
+    double left = n->due > now ? (double)(n->due - now) / 1e9 * n->t->o->prefill_rate : 0;
+
+    return sum == 0 ? 0 : sum - n->jobs[0].n_tokens + (uint64_t)left;
+}
+
 static void send_load(struct toy_node *n)
 {
     struct bt_from_daemon m = {.kind = BT_FROM_DAEMON_LOAD,
-                               .load = {.running = n->n_jobs,
+                               .load = {.running = n->role == BT_ROLE_DECODE ? n->n_jobs : 0,
+                                        .waiting_tokens = waiting_tokens(n),
                                         .pages_free = 1u << 20,
-                                        .prefill_tokens_per_s = 1e6,
+                                        .prefill_tokens_per_s =
+                                            n->t->o->prefill_rate > 0 ? n->t->o->prefill_rate : 1e6,
                                         .decode_step_ms = (double)n->t->o->step_ns / 1e6}};
 
     send_message(n, &m);
@@ -85,22 +102,78 @@ static void on_step(struct bt_timer *timer, void *arg)
     struct toy_node *n = arg;
     struct toy *t = n->t;
     uint64_t now = bt_clock_ns();
-    uint32_t kept = 0, all = n->n_jobs;
+    uint32_t kept = 0, sent = 0;
 
-    for (uint32_t i = 0; i < all; i++) {
-        if (!next_token(n, &n->jobs[i], i, now)) {
+    for (uint32_t i = 0; i < n->n_jobs; i++) {
+        if (!n->jobs[i].ready || !next_token(n, &n->jobs[i], sent++, now)) {
             n->jobs[kept++] = n->jobs[i];
         }
     }
     n->n_jobs = kept;
-    if (all > 0) {
+    if (sent > 0) {
         send_message(n, &(struct bt_from_daemon){.kind = BT_FROM_DAEMON_OUTPUTS,
-                                                 .outputs = {all, t->outputs}});
+                                                 .outputs = {sent, t->outputs}});
     }
     while (n->due <= now) {
         n->due += t->o->step_ns;
     }
     bt_timer_start(t->loop, timer, n->due - now, on_step, n);
+}
+
+/* The decode node has got the submit long before a prompt is computed. */
+static void hand_off(struct toy *t, const struct toy_job *j)
+{
+    struct toy_node *d = j->peer > 0 && j->peer <= t->n_nodes ? &t->nodes[j->peer - 1] : NULL;
+
+    for (uint32_t i = 0; d != NULL && i < d->n_jobs; i++) {
+        d->jobs[i].ready = d->jobs[i].ready || bt_ticket_equal(&d->jobs[i].ticket, &j->ticket);
+    }
+}
+
+static void answer_prompt(struct toy_node *n, struct toy_job *j)
+{
+    (void)next_token(n, j, 0, 0);
+    send_message(n, &(struct bt_from_daemon){.kind = BT_FROM_DAEMON_OUTPUTS,
+                                             .outputs = {1, n->t->outputs}});
+}
+
+static void on_computed(struct bt_timer *timer, void *arg);
+
+static void compute_next(struct toy_node *n)
+{
+    uint64_t now = bt_clock_ns();
+
+    if (n->n_jobs > 0) { /* as long as a node that was never late would take */
+        n->due = n->due + BT_NS_PER_MS * 5 > now ? n->due : now;
+        n->due += (uint64_t)(n->jobs[0].n_tokens / n->t->o->prefill_rate * 1e9);
+        bt_timer_start(n->t->loop, &n->timer, n->due > now ? n->due - now : 0, on_computed, n);
+    }
+}
+
+static void on_computed(struct bt_timer *timer, void *arg)
+{
+    struct toy_node *n = arg;
+    struct toy_job j = n->jobs[0];
+
+    (void)timer;
+    memmove(n->jobs, n->jobs + 1, --n->n_jobs * sizeof *n->jobs);
+    answer_prompt(n, &j);
+    hand_off(n->t, &j);
+    compute_next(n);
+}
+
+static void on_cancel(struct toy_node *n, const struct bt_ticket *t)
+{
+    for (uint32_t i = 0; i < n->n_jobs; i++) {
+        if (bt_ticket_equal(&n->jobs[i].ticket, t)) {
+            memmove(n->jobs + i, n->jobs + i + 1, (--n->n_jobs - i) * sizeof *n->jobs);
+            if (n->role == BT_ROLE_PREFILL && i == 0) {
+                bt_timer_stop(n->t->loop, &n->timer);
+                compute_next(n);
+            }
+            return;
+        }
+    }
 }
 
 static void on_submit(struct toy_node *n, const struct bt_msg_submit *s)
@@ -109,14 +182,18 @@ static void on_submit(struct toy_node *n, const struct bt_msg_submit *s)
     struct toy_job j = {.ticket = s->ticket,
                         .slot = (uint32_t)s->sampling.seed,
                         .index = (uint32_t)s->n_tokens - s->n_prompt,
+                        .n_tokens = (uint32_t)s->n_tokens,
+                        .peer = s->peer_instance,
+                        .ready = t->o->prefill_rate <= 0,
                         .max_tokens = s->sampling.max_tokens};
 
-    if (n->role == BT_ROLE_PREFILL) {
-        (void)next_token(n, &j, 0, 0);
-        send_message(n, &(struct bt_from_daemon){.kind = BT_FROM_DAEMON_OUTPUTS,
-                                                 .outputs = {1, t->outputs}});
+    if (n->role == BT_ROLE_PREFILL && t->o->prefill_rate <= 0) {
+        answer_prompt(n, &j);
     } else if (n->n_jobs < t->o->max_batch) {
         n->jobs[n->n_jobs++] = j;
+        if (n->role == BT_ROLE_PREFILL && n->n_jobs == 1) {
+            compute_next(n);
+        }
     } else {
         send_message(
             n, &(struct bt_from_daemon){.kind = BT_FROM_DAEMON_ATTEMPT_END,
@@ -139,12 +216,7 @@ static void on_message(struct bt_grpc_call *call, void *user, const uint8_t *dat
     if (m.kind == BT_FROM_ROUTER_SUBMIT) {
         on_submit(n, &m.submit);
     } else if (m.kind == BT_FROM_ROUTER_CANCEL) {
-        for (uint32_t i = 0; i < n->n_jobs; i++) {
-            if (bt_ticket_equal(&n->jobs[i].ticket, &m.cancel.ticket)) {
-                n->jobs[i] = n->jobs[--n->n_jobs];
-                break;
-            }
-        }
+        on_cancel(n, &m.cancel.ticket);
     } else if (m.kind != BT_FROM_ROUTER_PEERS) {
         send_load(n);
     }
