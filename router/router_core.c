@@ -9,10 +9,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 
-#define SCRATCH_MAX ((size_t)256 << 20)
-/* A wait may become longer by a part of so many before it breaks the promise of max_ttft_ns: under overload all are
- * admitted just below that. */
-#define WAIT_MARGIN   8u
+#define SCRATCH_MAX   ((size_t)256 << 20)
 #define SCAN_MAX      256u  /* waiting sequences looked at in one pump */
 #define ANSWER_TOKENS 128.0 /* of an answer, before the first one was seen */
 
@@ -315,7 +312,7 @@ static bool comes_too_late(const struct bt_rt_core *c, uint64_t now,
     }
     struct bt_rt_forecast f = bt_rt_forecast(c, now, in->key, in->priority, in->n_prompt);
 
-    return !f.uncertain && f.wait_ns + f.wait_ns / WAIT_MARGIN + f.prefill_ns > c->opts.max_ttft_ns;
+    return !f.uncertain && f.wait_ns + f.margin_ns + f.prefill_ns > c->opts.max_ttft_ns;
 }
 
 enum bt_status bt_rt_seq_start(struct bt_rt_core *c, uint64_t now, const struct bt_rt_seq_start *in,

@@ -155,7 +155,9 @@ enum bt_status bt_rt_seq_start(struct bt_rt_core *c, uint64_t now, const struct 
 struct bt_rt_forecast {
     uint64_t wait_ns;    /* until its prompt is computed; 0 while no pair can serve */
     uint64_t prefill_ns; /* of its prompt */
-    bool uncertain;      /* the speed is not known well enough to refuse for it */
+    uint64_t
+        margin_ns; /* so much more it may become, going by how much first tokens of late differed from it */
+    bool uncertain; /* the speed is not known well enough to refuse for it */
 };
 struct bt_rt_forecast bt_rt_forecast(const struct bt_rt_core *c, uint64_t now, uint32_t key,
                                      int32_t priority, uint32_t n_prompt);

@@ -123,9 +123,10 @@ struct rt_mix {
     double current, last;
 };
 
-/* Sums over first tokens of late, in ns: what they took, and what was expected. */
+/* Sums over first tokens of late, in ns: what they took, what was expected, and by how much the corrected expectation was
+ * off. */
 struct rt_late {
-    double took, expected;
+    double took, expected, off;
 };
 
 struct rt_gone {

@@ -12,6 +12,9 @@
 #define LATE_MAX      4.0
 #define LATE_MIN      0.7
 #define LATE_NOISE_NS 20000000u
+#define MARGIN        0.125 /* of the wait, */
+#define MARGIN_OFF    2.0   /* or so many times the mean error of late, */
+#define MARGIN_MOST   1.0   /* but no more than that */
 /* Work is counted over so long; the oldest prompt at a node keeps half of it whatever comes. */
 #define MIX_NS    (UINT64_C(2) * 1000000000)
 #define MIX_MOST  0.5
@@ -55,13 +58,22 @@ static unsigned class_of(uint32_t n_prompt)
     return n_prompt <= BT_ADM_SHORT ? 0 : n_prompt <= 4 * BT_ADM_SHORT ? 1 : 2;
 }
 
+static double ratio_of(const struct rt_late *l)
+{
+    double x = l->expected > 0 ? l->took / l->expected : 1;
+
+    return x > LATE_MAX ? LATE_MAX : x < LATE_MIN ? LATE_MIN : x;
+}
+
 static void learn(struct bt_rt_core *c, const struct rt_seq *s, uint64_t took)
 {
     struct rt_late *l = &c->late[class_of(s->n_prompt)];
+    double expected = (double)s->expect_ns, off = (double)took - expected * ratio_of(l);
 
     if (s->expect_ns >= LATE_NOISE_NS) {
         l->took += (double)took - l->took / LATE_MEAN;
-        l->expected += (double)s->expect_ns - l->expected / LATE_MEAN;
+        l->expected += expected - l->expected / LATE_MEAN;
+        l->off += (off < 0 ? -off : off) - l->off / LATE_MEAN;
     }
 }
 
@@ -70,23 +82,26 @@ void bt_rt_first_token(struct bt_rt_core *c, uint64_t now, const struct rt_seq *
     learn(c, s, now - s->t_start);
 }
 
-/* What first tokens took of late, over what was expected: batches, steps beside the computation, and whatever else no
- * report tells. */
-static double lateness(const struct bt_rt_core *c, uint32_t n_prompt)
+/* Under overload all are admitted just below the limit, so what a wait may become more than predicted is what breaks the
+ * promise. */
+static uint64_t margin_ns(const struct rt_late *l, uint64_t wait_ns)
 {
-    const struct rt_late *l = &c->late[class_of(n_prompt)];
-    double x = l->expected > 0 ? l->took / l->expected : 1;
+    double x = l->expected > 0 ? MARGIN_OFF * l->off / (l->expected * ratio_of(l)) : 0;
 
-    return x > LATE_MAX ? LATE_MAX : x < LATE_MIN ? LATE_MIN : x;
+    return (uint64_t)((double)wait_ns * (x > MARGIN_MOST ? MARGIN_MOST : x < MARGIN ? MARGIN : x));
 }
 
+/* Corrected by what first tokens took of late, over what was expected: batches, steps beside the computation, and
+ * whatever else no report tells. */
 struct bt_rt_forecast bt_rt_forecast(const struct bt_rt_core *c, uint64_t now, uint32_t key,
                                      int32_t priority, uint32_t n_prompt)
 {
+    const struct rt_late *l = &c->late[class_of(n_prompt)];
     struct bt_rt_forecast f = bt_rt_forecast_work(c, now, key, priority, n_prompt);
 
-    f.wait_ns = (uint64_t)((double)f.wait_ns * lateness(c, n_prompt));
-    f.prefill_ns = (uint64_t)((double)f.prefill_ns * lateness(c, n_prompt));
+    f.wait_ns = (uint64_t)((double)f.wait_ns * ratio_of(l));
+    f.prefill_ns = (uint64_t)((double)f.prefill_ns * ratio_of(l));
+    f.margin_ns = margin_ns(l, f.wait_ns);
     return f;
 }
 

@@ -115,21 +115,10 @@ static void *drain_log(void *arg)
 
 static pid_t start_router(void)
 {
-    char streams[16], ttft[24], *argv[64] = {cfg.router,
-                                   "--model",
-                                   cfg.model,
-                                   "--listen",
-                                   "127.0.0.1:0",
-                                   "--sessions",
-                                   "127.0.0.1:0",
-                                   "--queue-max",
-                                   streams,
-                                   "--connections-max",
-                                   streams,
-                                   "--model-name",
-                                   "m",
-                                   "--max-ttft",
-                                   ttft};
+    char streams[16], ttft[24],
+        *argv[64] = {cfg.router,   "--model",      cfg.model,     "--listen",   "127.0.0.1:0",
+                     "--sessions", "127.0.0.1:0",  "--queue-max", streams,      "--connections-max",
+                     streams,      "--model-name", "m",           "--max-ttft", ttft};
     int fd[2], n = 15;
     pthread_t t;
 

@@ -24,8 +24,9 @@ struct bench_shared {
     _Atomic uint64_t *sent; /* [n_streams * max_tokens] ns */
     atomic_bool measuring, stop;
     _Atomic uint64_t n_tokens, n_events, n_done, n_failed, n_refused; /* at the client */
-    struct bt_token_gaps first; /* from asking to the first token, of requests that were answered; likewise */
-    uint64_t limit_ns;          /* of that, and how many were within it, and within a tenth more */
+    struct bt_token_gaps
+        first; /* from asking to the first token, of requests that were answered; likewise */
+    uint64_t limit_ns; /* of that, and how many were within it, and within a tenth more */
     uint64_t n_within, n_nearly;
     struct bt_token_gaps way; /* of tokens sent while measuring; the client's until it has ended */
 };

@@ -66,13 +66,13 @@ static uint64_t waiting_tokens(const struct toy_node *n)
 
 static void send_load(struct toy_node *n)
 {
-    struct bt_from_daemon m = {.kind = BT_FROM_DAEMON_LOAD,
-                               .load = {.running = n->role == BT_ROLE_DECODE ? n->n_jobs : 0,
-                                        .waiting_tokens = waiting_tokens(n),
-                                        .pages_free = 1u << 20,
-                                        .prefill_tokens_per_s =
-                                            n->t->o->prefill_rate > 0 ? n->t->o->prefill_rate : 1e6,
-                                        .decode_step_ms = (double)n->t->o->step_ns / 1e6}};
+    struct bt_from_daemon m = {
+        .kind = BT_FROM_DAEMON_LOAD,
+        .load = {.running = n->role == BT_ROLE_DECODE ? n->n_jobs : 0,
+                 .waiting_tokens = waiting_tokens(n),
+                 .pages_free = 1u << 20,
+                 .prefill_tokens_per_s = n->t->o->prefill_rate > 0 ? n->t->o->prefill_rate : 1e6,
+                 .decode_step_ms = (double)n->t->o->step_ns / 1e6}};
 
     send_message(n, &m);
 }
@@ -133,8 +133,8 @@ static void hand_off(struct toy *t, const struct toy_job *j)
 static void answer_prompt(struct toy_node *n, struct toy_job *j)
 {
     (void)next_token(n, j, 0, 0);
-    send_message(n, &(struct bt_from_daemon){.kind = BT_FROM_DAEMON_OUTPUTS,
-                                             .outputs = {1, n->t->outputs}});
+    send_message(
+        n, &(struct bt_from_daemon){.kind = BT_FROM_DAEMON_OUTPUTS, .outputs = {1, n->t->outputs}});
 }
 
 static void on_computed(struct bt_timer *timer, void *arg);

@@ -10,7 +10,8 @@ struct toy_opts {
     const char *sessions; /* the router's address; nodes only */
     uint32_t n_prefill, n_decode;
     uint64_t step_ns;
-    double prefill_rate; /* tokens a second of each prefill node, one prompt after the other; 0: at once */
+    double
+        prefill_rate; /* tokens a second of each prefill node, one prompt after the other; 0: at once */
     uint32_t max_batch;
 };
 

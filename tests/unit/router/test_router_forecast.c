@@ -145,31 +145,29 @@ int main(void)
 {
     const struct load mixed = {"all sizes", 10, 64, 8192, 8, false, false};
 
+    const struct want want = {99, 100, 3, 95};
+
     begin(2, 2);
-    flood(&(struct load){"one size", 5, 1000, 1000, 8, false, false},
-          &(struct want){99, 100, 1, 98}, NULL);
+    flood(&(struct load){"one size", 5, 1000, 1000, 8, false, false}, &want, NULL);
     begin(2, 2);
-    flood(&mixed, &(struct want){97, 100, 3, 90}, NULL);
+    flood(&mixed, &want, NULL);
     begin(2, 2);
-    flood(&(struct load){"three keys", 10, 64, 8192, 8, true, false},
-          &(struct want){97, 100, 5, 90}, NULL);
+    flood(&(struct load){"three keys", 10, 64, 8192, 8, true, false}, &want, NULL);
     begin(2, 2);
-    flood(&(struct load){"priorities", 10, 64, 8192, 8, true, true}, &(struct want){97, 100, 8, 90},
-          NULL);
+    flood(&(struct load){"priorities", 10, 64, 8192, 8, true, true}, &want, NULL);
     begin(2, 2);
     vc.nodes[0].speed = 2500;
     vc_report_all();
-    flood(&mixed, &(struct want){97, 100, 5, 90}, NULL);
+    flood(&mixed, &want, NULL);
     begin(2, 2);
-    flood(&mixed, &(struct want){95, 97, 5, 90}, slower_for_a_while);
+    flood(&mixed, &(struct want){97, 98, 3, 95}, slower_for_a_while);
     begin(2, 2);
     vc.nodes[2].step_ms = vc.nodes[3].step_ms = 50;
     flood(&(struct load){"long answers", 5, 256, 256, 100, false, false},
-          &(struct want){97, 100, 20, 0}, NULL);
+          &(struct want){99, 100, 3, 0}, NULL);
     begin(1, 1);
     vc.nodes[0].speed = 500;
     vc_report_all();
-    flood(&(struct load){"a slow node", 4, 16, 128, 8, false, false},
-          &(struct want){99, 100, 1, 98}, NULL);
+    flood(&(struct load){"a slow node", 4, 16, 128, 8, false, false}, &want, NULL);
     return bt_test_done();
 }
