@@ -99,6 +99,9 @@ struct bt_rt_forecast bt_rt_forecast(const struct bt_rt_core *c, uint64_t now, u
     const struct rt_late *l = &c->late[class_of(n_prompt)];
     struct bt_rt_forecast f = bt_rt_forecast_work(c, now, key, priority, n_prompt);
 
+    if (f.wait_ns == 0) {
+        return f; /* nothing is in its way: what others met under load says nothing about it */
+    }
     f.wait_ns = (uint64_t)((double)f.wait_ns * ratio_of(l));
     f.prefill_ns = (uint64_t)((double)f.prefill_ns * ratio_of(l));
     f.margin_ns = margin_ns(l, f.wait_ns);

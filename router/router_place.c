@@ -146,7 +146,8 @@ uint64_t bt_rt_work_ns(const struct bt_rt_core *c, const struct rt_node *p, uint
 /* A node whose prompts wait for pages gets no more than the one that keeps its place there. */
 bool bt_rt_takes_more(const struct bt_rt_core *c, const struct rt_node *p, uint64_t n_tokens)
 {
-    double chunks = AHEAD_CHUNKS * (double)(p->hello.chunk_tokens > 0 ? p->hello.chunk_tokens : CHUNK);
+    double chunks =
+        AHEAD_CHUNKS * (double)(p->hello.chunk_tokens > 0 ? p->hello.chunk_tokens : CHUNK);
     double ahead = bt_rt_prefill_speed(c, p) * AHEAD_S;
 
     if (p->load.pages_short) {

@@ -111,7 +111,8 @@ def test_overload():
         shares = [f"{100 * in_time(c, round(LIMIT * x, 3)):.0f} % within {x}" for x in (1, 1.1, 2)]
         # Idle at once: nothing is held, the next request is served as the first was.
         c.wait_idle(5)
-        assert c.complete(prompt(0), max_tokens=12, temperature=0, ignore_eos=True)["choices"][0]["text"] == right[0]
+        status, _, data = wait_until("a request to be admitted", lambda: (lambda r: r[0] == 200 and r)(c.http("/v1/completions", body(0))))
+        assert text(data) == right[0]
         c.check_logs()
         print(f"{len(answers)} answers, {len(refusals)} refused, at most {max(watch.waiting):.0f} waited; first tokens: "
               f"{', '.join(shares)} of the limit; memory, MiB: " +
