@@ -32,6 +32,7 @@ enum bt_sim_profile {
     BT_SIM_ROLLING,    /* one node after the other is drained and replaced: nothing may fail */
     BT_SIM_ONE_FAULT,  /* one fault, two nodes of each role: only the dead router's requests fail */
     BT_SIM_EVERYTHING, /* all of the above, and sends that are refused or lost */
+    BT_SIM_RESEND, /* decode nodes that are too small, die, and lose connections; prefill nodes that do not */
     BT_SIM_PROFILES,
 };
 /* "calm", "cancels", …; NULL past the end. */
@@ -58,6 +59,9 @@ struct bt_sim_result {
     uint64_t n_attempts, n_transfers, n_preempted, n_stale;
     /* Prompts that began to be computed, and those that another attempt took over from a failed one instead. */
     uint64_t n_prompts, n_resent;
+    /* Of n_prompts: computed again before a decode node had begun, though the prefill node that had begun with it lived: it
+     * reached no decode node, resends failed twice, nobody came within a lease, or pages were short. */
+    uint64_t n_again;
     uint64_t n_hits[2];   /* of the prefix caches, by enum bt_role */
     uint64_t n_local;     /* prompts given to a decode node */
     uint64_t longest_ns;  /* of a request that finished, from its arrival */

@@ -49,9 +49,11 @@ static void config_sizes(struct bt_sim *s, struct sim_config *c, enum bt_sim_pro
 {
     bool tiny =
         profile == BT_SIM_TINY_POOLS || (profile == BT_SIM_EVERYTHING && sim_chance(s, 300000));
-    uint32_t at_least = profile == BT_SIM_ROLLING || profile == BT_SIM_ONE_FAULT ? 2 : 1;
+    bool resend = profile == BT_SIM_RESEND;
+    uint32_t at_least = profile == BT_SIM_ROLLING || profile == BT_SIM_ONE_FAULT || resend ? 2 : 1;
+    bool several = sim_chance(s, resend ? 800000 : 400000);
 
-    c->n_routers = 1 + (sim_chance(s, 400000) ? 1 + sim_below(s, SIM_ROUTERS_MAX - 1) : 0);
+    c->n_routers = 1 + (several ? 1 + sim_below(s, SIM_ROUTERS_MAX - 1) : 0);
     c->n_nodes[0] = at_least + sim_below(s, SIM_NODES_MAX - at_least);
     c->n_nodes[1] = at_least + sim_below(s, SIM_NODES_MAX - at_least);
     c->page_tokens = 1U << sim_between(s, 1, 3);
@@ -70,6 +72,9 @@ static void config_sizes(struct bt_sim *s, struct sim_config *c, enum bt_sim_pro
 
     for (unsigned r = 0; r < 2; r++) {
         c->n_pages[r] = tiny ? (uint32_t)sim_between(s, one / 2, one * 2) : one * 16;
+    }
+    if (resend) {
+        c->n_pages[BT_ROLE_DECODE] = (uint32_t)sim_between(s, one, one * 4);
     }
     c->seqs_max = tiny ? (uint32_t)sim_between(s, 4, 64) : 256;
     c->queue_max = tiny ? (uint32_t)sim_between(s, 2, 64) : 256;
@@ -123,6 +128,7 @@ static void config_faults(struct bt_sim *s, struct sim_config *c, enum bt_sim_pr
         [BT_SIM_ROLLING] = SIM_FAULT_DRAIN,
         [BT_SIM_ONE_FAULT] = SIM_FAULT_ALL,
         [BT_SIM_EVERYTHING] = SIM_FAULT_ALL,
+        [BT_SIM_RESEND] = SIM_FAULT_KILL_DECODE | SIM_FAULT_CONN,
     };
 
     c->fault_kinds = kinds[profile];
@@ -145,6 +151,9 @@ static void config_faults(struct bt_sim *s, struct sim_config *c, enum bt_sim_pr
     if (profile != BT_SIM_CALM && profile != BT_SIM_ROLLING) {
         c->cancel_ppm = profile == BT_SIM_CANCELS ? 600000 : 150000;
         c->deadline_ppm = profile == BT_SIM_EVERYTHING ? 100000 : 0;
+    }
+    if (profile == BT_SIM_RESEND) {
+        c->share_twice_ppm = sim_below(s, 50000);
     }
     if (profile == BT_SIM_EVERYTHING || profile == BT_SIM_CUTS) {
         bool rough = sim_chance(s, 500000);

@@ -3,6 +3,7 @@
 
 #include "plan/sim_int.h"
 
+#include <stdlib.h>
 #include "base/assert.h"
 #include "base/mem.h"
 
@@ -54,8 +55,11 @@ void sim_ticket_new(struct bt_sim *s, struct sim_node *n, uint32_t link,
         return;
     }
     n->tickets = sim_grow(n->tickets, n->n_tickets, &n->cap_tickets, sizeof *n->tickets);
-    n->tickets[n->n_tickets] = (struct sim_ticket_state){
-        .ticket = m->ticket, .router = link, .next = (uint32_t)m->n_tokens - m->n_prompt};
+    n->tickets[n->n_tickets] =
+        (struct sim_ticket_state){.ticket = m->ticket,
+                                  .router = link,
+                                  .next = (uint32_t)m->n_tokens - m->n_prompt,
+                                  .request = (uint32_t)strtoul(m->request_id + 1, NULL, 10)};
     enum bt_status st = bt_map_put(&n->by_ticket, m->ticket.b, sizeof m->ticket.b, n->n_tickets++);
 
     BT_ASSERT(st == BT_OK);
@@ -123,6 +127,7 @@ void sim_ticket_output(struct bt_sim *s, struct sim_node *n, uint32_t link,
         x->next--; /* what was computed for an attempt before: its token is in the submit already */
     }
     x->began = x->began || o->n_tokens > 0;
+    s->requests[x->request].landed |= x->began && n->role == BT_ROLE_DECODE;
     if (o->n_tokens > 0 && o->index != x->next) {
         sim_fail(s, "%s: output of ticket %llx begins at %u, not at %u", s->procs[n->proc].name,
                  (unsigned long long)sim_ticket_id(&o->ticket), o->index, x->next);

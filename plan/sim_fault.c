@@ -213,6 +213,9 @@ static void inject(struct bt_sim *s, enum sim_fault kind)
     case SIM_FAULT_DRAIN:
         drain_proc(s, pick_proc(s, false));
         break;
+    case SIM_FAULT_KILL_DECODE:
+        kill_proc(s, s->cfg.n_routers + s->cfg.n_nodes[0] + sim_below(s, s->cfg.n_nodes[1]));
+        break;
     case SIM_FAULT_ALL:
         break;
     }
@@ -223,7 +226,7 @@ static void on_fault(struct bt_sim *s, struct sim_event *e)
     uint32_t n = 0, bits[16];
 
     (void)e;
-    for (uint32_t b = 1; b < SIM_FAULT_ALL; b <<= 1) {
+    for (uint32_t b = 1; b <= SIM_FAULT_KILL_DECODE; b <<= 1) {
         if ((s->cfg.fault_kinds & b) != 0) {
             bits[n++] = b;
         }

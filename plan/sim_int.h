@@ -61,6 +61,7 @@ enum sim_fault {
     SIM_FAULT_STALL = 256, /* receives of one connection do not end */
     SIM_FAULT_FORGE = 512, /* control messages that nobody sent, of real tickets among others */
     SIM_FAULT_ALL = 1023,
+    SIM_FAULT_KILL_DECODE = 1024, /* not among all: those kill any node */
 };
 
 struct sim_config {
@@ -256,6 +257,7 @@ struct sim_job_state {
     bool begun;
     uint32_t n_pushes; /* not answered yet */
     struct bt_ticket ticket;
+    uint32_t request;
 };
 
 struct sim_ticket_state {
@@ -265,6 +267,7 @@ struct sim_ticket_state {
     uint64_t t_over;
     uint32_t next; /* index of the next token */
     bool began;    /* it had one */
+    uint32_t request;
 };
 
 struct sim_node {
@@ -298,6 +301,9 @@ struct sim_request {
     int32_t priority;
     bool logprobs, prompt_logprobs, probe;
     bool dispatched; /* submitted to a node at least once */
+    bool landed;     /* a decode node has begun */
+    uint32_t computed_at,
+        computed_by; /* process and incarnation that began to compute it; by 0: none */
     char id[12];
     uint64_t seed, seq;
     uint32_t *tokens; /* the prompt */

@@ -2,6 +2,7 @@
 
 #include "plan/sim_int.h"
 
+#include <stdlib.h>
 #include "base/assert.h"
 #include "base/mem.h"
 
@@ -51,6 +52,7 @@ static void do_submit(struct bt_sim *s, struct sim_node *n, const struct bt_pf_a
     const struct bt_msg_submit *m = a->submit;
 
     sim_job_new(s, n, a->job, &m->ticket);
+    n->jobs[(uint32_t)a->job].request = (uint32_t)strtoul(m->request_id + 1, NULL, 10);
     if (sim_chance(s, s->cfg.busy_ppm)) {
         answer(n, (struct sim_answer){.kind = ANSWER_ENGINE_FAILED, .id = a->job});
         return;
@@ -220,6 +222,23 @@ static void on_prompt_logprobs(struct bt_sim *s, struct sim_node *n, const struc
     }
 }
 
+/* A prompt begins to be computed: for the second time, where it could have been sent again? */
+static void count_prompt(struct bt_sim *s, const struct sim_node *n, uint64_t job)
+{
+    const struct sim_job_state *j = &n->jobs[(uint32_t)job];
+    struct sim_request *q = &s->requests[j->request];
+
+    s->result.n_prompts++;
+    if (j->job != job) {
+        return; /* it is over */
+    }
+    /* The log-probabilities of a prompt cannot be told again, so it is not kept. */
+    s->result.n_again += q->computed_by != 0 && !q->landed && !q->prompt_logprobs &&
+                         sim_alive(s, q->computed_at, q->computed_by);
+    q->computed_at = n->proc;
+    q->computed_by = s->procs[n->proc].incarnation;
+}
+
 void sim_prefill_engine(struct bt_sim *s, struct sim_node *n, const struct sim_engine_msg *m)
 {
     switch (m->kind) {
@@ -230,7 +249,7 @@ void sim_prefill_engine(struct bt_sim *s, struct sim_node *n, const struct sim_e
         bt_pf_on_engine_short(n->pf, s->now);
         break;
     case EV_STARTED:
-        s->result.n_prompts++;
+        count_prompt(s, n, m->job);
         bt_pf_on_engine_started(n->pf, s->now, m->job);
         if (m->first > 0) {
             sim_prefill_run(s, n);

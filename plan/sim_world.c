@@ -262,6 +262,7 @@ const char *bt_sim_profile_name(enum bt_sim_profile p)
         [BT_SIM_ROLLING] = "rolling",
         [BT_SIM_ONE_FAULT] = "one-fault",
         [BT_SIM_EVERYTHING] = "everything",
+        [BT_SIM_RESEND] = "resend",
     };
 
     return p < BT_SIM_PROFILES ? names[p] : NULL;
