@@ -86,8 +86,8 @@ class Cluster:
         self.model = model
         self.bin = BIN
         self.headers = {"authorization": f"Bearer {key}"} if key else {}
-        # With prefix caches, where a test does not say otherwise: no answer may show them.
-        self.node_opts = ["--kv-bytes", kv_bytes, "--threads", str(threads), "--prefix-cache", "on", *node]
+        # Prefix caches are on, where a test does not say otherwise: no answer may show them.
+        self.node_opts = ["--kv-bytes", kv_bytes, "--threads", str(threads), *node]
         self.prefill_opts = list(prefill_opts)
         self.decode_opts = list(decode_opts)
         self.router_opts = list(router_opts)
