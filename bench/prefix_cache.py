@@ -2,9 +2,10 @@
 """What the prefix caches save in conversations: the same chats with caches on and off, answers compared.
 
 Starts real daemons on loopback. Every conversation has the same system prompt; each turn sends all that was said before.
-Prints time to first token of first and later turns, tokens computed at prefill nodes, and tokens that moved.
+Prints time to first token of first and later turns, tokens computed at prefill nodes, and tokens that moved. Caches off and on
+take turns, so that a machine that gets slower meanwhile is slower for both.
 
-    bench/prefix_cache.py MODEL [--bin build/release/bin] [--prefill 1] [--decode 1] [--chats 6] [--turns 5]
+    bench/prefix_cache.py MODEL [--bin build/release/bin] [--prefill 1] [--decode 1] [--chats 6] [--turns 5] [--repeat 1]
 
 Needs Python's standard library only.
 """
@@ -113,6 +114,7 @@ def main():
     p.add_argument("--answer", type=int, default=24, help="tokens of each answer")
     p.add_argument("--threads", type=int, default=1, help="of each node")
     p.add_argument("--kv-bytes", default="256MiB")
+    p.add_argument("--repeat", type=int, default=1, help="pairs of runs, with new clusters")
     a = p.parse_args()
     clusters.BIN = a.bin
     commit = subprocess.run(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"], capture_output=True, text=True,
@@ -120,16 +122,17 @@ def main():
     print(f"commit {commit}, {platform.machine()}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}; "
           f"{os.path.basename(a.model)}, {a.prefill}P:{a.decode}D, {a.threads} threads each, {a.chats} chats of {a.turns} turns, "
           f"{a.at_once} at once")
-    results = {}
-    for cache in ("off", "on"):
-        rows, answers, seconds, moved = run(a, cache)
-        results[cache] = answers
-        prompt = sum(u["prompt_tokens"] for _, _, u in rows)
-        computed = prompt - sum(u["cached_tokens"] for _, _, u in rows)
-        print(f"cache {cache:3}: first token {p50([f for t, f, _ in rows if t == 0]):7.0f} ms in the first turn, "
-              f"{p50([f for t, f, _ in rows if t > 0]):7.0f} ms in later ones (p50); {prompt} prompt tokens, {computed} computed, "
-              f"{moved:.0f} moved; {seconds:.1f} s in all")
-    same = results["on"] == results["off"]
+    results = []
+    for _ in range(a.repeat):
+        for cache in ("off", "on"):
+            rows, answers, seconds, moved = run(a, cache)
+            results.append(answers)
+            prompt = sum(u["prompt_tokens"] for _, _, u in rows)
+            computed = prompt - sum(u["cached_tokens"] for _, _, u in rows)
+            print(f"cache {cache:3}: first token {p50([f for t, f, _ in rows if t == 0]):7.0f} ms in the first turn, "
+                  f"{p50([f for t, f, _ in rows if t > 0]):7.0f} ms in later ones (p50); {prompt} prompt tokens, "
+                  f"{computed} computed, {moved:.0f} moved; {seconds:.1f} s in all", flush=True)
+    same = all(r == results[0] for r in results)
     print("answers are equal" if same else "ANSWERS DIFFER")
     return 0 if same else 1
 
