@@ -34,6 +34,19 @@ def text(data):
     return json.loads(data)["choices"][0]["text"]
 
 
+def served(c, i):
+    """Prompt i's answer. On a machine that others load, the speed just measured may forbid even it, until it is old news."""
+    def answer():
+        status, _, data = c.http("/v1/completions", body(i))
+        assert status in (200, 429), (status, data)
+        return text(data) if status == 200 else None
+    return wait_until("an answer from an idle cluster", answer, 60)
+
+
+def refused(c):
+    return sum(c.metric_sum("baton_requests_refused_total", reason=r) for r in ("max_ttft", "queue_full"))
+
+
 def flood(c, seconds, on_answer, headers=lambda i: {}):
     """So many clients at once, each asking again at once, whatever it was told."""
     end = time.monotonic() + seconds
@@ -82,7 +95,8 @@ def test_overload():
     buckets = ",".join(f"{LIMIT * x:.3f}" for x in (0.5, 1, 1.1, 2))
     with Cluster(MODEL, router_opts=["--max-ttft", f"{int(LIMIT * 1000)}ms", "--queue-max", "32", "--buckets-ttft", buckets],
                  node=["--prefix-cache", "off"]) as c:
-        right = [text(c.http("/v1/completions", body(i))[2]) for i in range(7)]
+        right = [served(c, i) for i in range(7)]
+        refused_before = refused(c)
         answers, refusals = [], []
 
         def on_answer(i, status, head, data, seconds):
@@ -104,15 +118,14 @@ def test_overload():
             watch.join()
         assert answers and refusals, (len(answers), len(refusals))
         assert max(watch.waiting) <= 32
-        refused = {r: c.metric_sum("baton_requests_refused_total", reason=r) for r in ("max_ttft", "queue_full", "queue_timeout")}
-        assert refused["max_ttft"] + refused["queue_full"] == len(refusals) and refused["queue_timeout"] == 0, refused
+        assert refused(c) - refused_before == len(refusals)
+        assert c.metric_sum("baton_requests_refused_total", reason="queue_timeout") == 0
         for name in watch.memory:
             assert watch.grown_kb(name) < 32 * 1024, (name, watch.memory[name])
         shares = [f"{100 * in_time(c, round(LIMIT * x, 3)):.0f} % within {x}" for x in (1, 1.1, 2)]
-        # Idle at once: nothing is held, the next request is served as the first was.
+        # Idle at once: nothing is held, requests are served as before.
         c.wait_idle(5)
-        status, _, data = wait_until("a request to be admitted", lambda: (lambda r: r[0] == 200 and r)(c.http("/v1/completions", body(0))))
-        assert text(data) == right[0]
+        assert served(c, 0) == right[0]
         c.check_logs()
         print(f"{len(answers)} answers, {len(refusals)} refused, at most {max(watch.waiting):.0f} waited; first tokens: "
               f"{', '.join(shares)} of the limit; memory, MiB: " +
