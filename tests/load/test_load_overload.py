@@ -165,21 +165,19 @@ def test_keys_take_turns(tmp_path):
 
 def test_reaping_needs_no_arrivals():
     """Nodes stop answering with a full queue, and nobody asks any more: all who wait are told, and all is free again."""
-    with Cluster(MODEL, router_opts=["--queue-timeout", "1s", "--lease", "1s", "--no-node-grace", "500ms", "--migrate-grace", "500ms"],
-                 node=["--lease", "1s"]) as c:
+    with Cluster(MODEL, router_opts=["--no-node-grace", "500ms", "--migrate-grace", "500ms"]) as c:
         def ask():
             out.append(c.http("/v1/completions", body(0, max_tokens=4000))[0])
 
         out = []
         clients = [threading.Thread(target=ask) for _ in range(CLIENTS)]
-        for t in clients:
-            t.start()
-        wait_until("a queue", lambda: c.metric_sum("baton_requests_waiting") > 10)
         for d in c.nodes.values():
             d.proc.send_signal(signal.SIGSTOP)
         for t in clients:
+            t.start()
+        for t in clients:
             t.join()
-        assert len(out) == CLIENTS and set(out) <= {200, 429, 503}, out
+        assert len(out) == CLIENTS and set(out) <= {429, 503}, out
         wait_until("nothing to run or wait", lambda: c.metric_sum("baton_requests_running") == 0
                    and c.metric_sum("baton_requests_waiting") == 0)
         for d in c.nodes.values():
