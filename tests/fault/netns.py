@@ -39,12 +39,13 @@ def available():
 
 
 class Network:
-    """One namespace for each name, with the address 10.77.0.N on eth0."""
+    """One namespace for each name, with the addresses 10.77.0.N and fd77::N on eth0."""
 
     def __init__(self, names):
         self.prefix = f"bt{os.getpid()}"
         self.switch = f"{self.prefix}sw"
         self.address = {n: f"{SUBNET}.{i + 1}" for i, n in enumerate(names)}
+        self.address6 = {n: f"fd77::{i + 1}" for i, n in enumerate(names)}
         self.mac = {n: f"02:00:00:77:00:{i + 1:02x}" for i, n in enumerate(names)}
         self.home = os.open("/proc/self/ns/net", os.O_RDONLY)
         self.made = []
@@ -73,6 +74,8 @@ class Network:
         ip("-n", self.switch, "link", "set", port, "master", "br0", "up")
         ip("-n", ns, "addr", "add", f"{self.address[name]}/24", "dev", "eth0")
         ip("-n", ns, "link", "set", "eth0", "up")
+        with contextlib.suppress(subprocess.CalledProcessError):  # IPv6 may be switched off
+            ip("-n", ns, "addr", "add", f"{self.address6[name]}/64", "dev", "eth0", "nodad")
 
     def enter(self, name):
         """The calling thread, and what it starts from now on, is in the namespace."""
@@ -122,10 +125,14 @@ class Network:
 
 
 class NetCluster(Cluster):
-    """A cluster whose router is in the namespace "r" with the caller, and each node in the one of its name: p0, d1."""
+    """A cluster whose router is in the namespace "r" with the caller, and each node in the one of its name: p0, d1.
 
-    def __init__(self, net, model, **kw):
+    v6: KV pages go over IPv6.
+    """
+
+    def __init__(self, net, model, v6=False, **kw):
         self.net = net
+        self.v6 = v6
         super().__init__(model, **kw)
 
     def start_router(self, listen="127.0.0.1:0", sessions=None):
@@ -135,7 +142,8 @@ class NetCluster(Cluster):
         place = f"{role[0]}{i}"
         name = f"{role}-{i}"
         program = "baton-prefilld" if role == "prefill" else "baton-decoded"
-        opts = self.prefill_opts if role == "prefill" else [*self.decode_opts, "--transfer", self.net.address[place]]
+        transfer = f"[{self.net.address6[place]}]" if self.v6 else self.net.address[place]
+        opts = self.prefill_opts if role == "prefill" else [*self.decode_opts, "--transfer", transfer]
         self.nodes[name] = Daemon(name, ["ip", "netns", "exec", self.net.ns(place), os.path.join(BIN, program), "--router",
                                          self.sessions, "--model", self.model, "--name", name, *self.node_opts, *opts, *extra],
                                   self.dir)

@@ -182,25 +182,31 @@ def test_stopped_for_longer_than_the_lease(net, undisturbed, victim):
 
 
 @needs_net
-def test_nobody_else_reaches_ucx_while_nodes_arrive(net):
+@pytest.mark.parametrize("v6", [False, True], ids=["IPv4", "IPv6"])
+def test_nobody_else_reaches_ucx_while_nodes_arrive(net, undisturbed, v6):
     """In the seconds in which a peer may connect to UCX's ports, another machine may not."""
-    with cluster_on(net, decode=1) as c:
+    if v6 and not os.path.exists("/proc/sys/net/ipv6"):
+        pytest.skip("no IPv6 here")
+    with cluster_on(net, decode=1, v6=v6) as c:
         for name, place in (("decode-0", "d0"), ("prefill-0", "p0")):
+            host = net.address6[place] if v6 else net.address[place]
             gate = state(c, name).get("transfer_address")
-            ports = listening(c.nodes[name].proc.pid)
+            ports = listening(c.nodes[name].proc.pid, v6)
             assert ports
             with net.inside("x", back="r"):
                 for port in ports:
+                    address = f"[{host}]:{port}" if v6 else f"{host}:{port}"
                     try:
-                        socket.create_connection((net.address[place], port), 0.3).close()
-                        assert f"{net.address[place]}:{port}" == gate, f"{name}: port {port} is open to strangers"
+                        socket.create_connection((host, port), 0.3).close()
+                        assert address == gate, f"{name}: port {port} is open to strangers"
                     except TimeoutError:
-                        assert f"{net.address[place]}:{port}" != gate
+                        assert address != gate
+        assert stream(c, body(0)) == undisturbed[0]
 
 
-def listening(pid):
-    """TCP ports that somebody in the process's namespace listens on, but on loopback."""
-    with open(f"/proc/{pid}/net/tcp", encoding="ascii") as f:
+def listening(pid, v6):
+    """TCP ports that somebody in the process's namespace listens on, but on IPv4's loopback."""
+    with open(f"/proc/{pid}/net/tcp{'6' if v6 else ''}", encoding="ascii") as f:
         lines = [line.split() for line in f.readlines()[1:]]
     return [int(x[1].split(":")[1], 16) for x in lines if x[3] == "0A" and not x[1].startswith("0100007F")]
 
