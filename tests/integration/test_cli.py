@@ -40,8 +40,12 @@ class Up:
         return {p: open(f"/proc/{p}/cmdline", encoding="utf-8").read().split("\0")[:-1] for p in pids}
 
     def __enter__(self):
-        self.address = self.find(r"ready\S* on http://(\S+):? ", 60).group(1).rstrip(":")
-        wait_until("the cluster to serve", lambda: run("status", "--server", self.address).stdout.count("ready") >= 2, 60)
+        try:
+            self.address = self.find(r"ready\S* on http://(\S+):? ", 60).group(1).rstrip(":")
+            wait_until("the cluster to serve", lambda: run("status", "--server", self.address).stdout.count("ready") >= 2, 60)
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_):
