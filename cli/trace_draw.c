@@ -128,12 +128,16 @@ static void attempt_head(struct drawing *d, const json_t *a, size_t number_of, b
              text(a, "decode")[0] != '\0' ? " -> " : "", text(a, "decode"));
     put_safe(d, line, room);
     room -= (int)strlen(line);
-    if (number(a, "prefill_tokens") >= 0) {
+    line[0] = '\0';
+    if (json_is_true(json_object_get(a, "resent"))) { /* computed for an attempt before */
+        snprintf(line, sizeof line, ", sent again, %.0f moved",
+                 number_or_0(a, "transferred_tokens"));
+    } else if (number(a, "prefill_tokens") >= 0) {
         snprintf(line, sizeof line, ", %.0f tokens read, %.0f cached, %.0f moved",
                  number(a, "prefill_tokens"), number_or_0(a, "cached_tokens"),
                  number_or_0(a, "transferred_tokens"));
-        put_safe(d, line, room > 0 ? room : 0);
     }
+    put_safe(d, line, room > 0 ? room : 0);
     bt_buf_addc(d->out, '\n');
 }
 

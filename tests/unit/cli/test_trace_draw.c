@@ -47,7 +47,7 @@ static const char retried[] =
     "\"prefill_tokens\":100,\"grant_ms\":20,\"transfer_ms\":60,\"transfer_tail_ms\":40,"
     "\"transferred_tokens\":100,\"reason\":\"lost\",\"why\":\"decode node d-0: gone\"},"
     "{\"prefill\":\"p-1\",\"decode\":\"d-1\",\"start_at_ms\":250,\"end_at_ms\":null,"
-    "\"landed_at_ms\":300,\"queue_ms\":0,\"prefill_ms\":30,\"prefill_tokens\":103,"
+    "\"landed_at_ms\":300,\"queue_ms\":0,\"prefill_ms\":30,\"prefill_tokens\":0,\"resent\":true,"
     "\"grant_ms\":0,\"transfer_ms\":20,\"transfer_tail_ms\":20}]}]}";
 
 static void test_retried(void)
@@ -65,7 +65,7 @@ static void test_retried(void)
         "\ndecode       |               #####                    |   50.0 ms\n",
         "\nended        |                    x                   |    200 ms\n",
         "\n              lost: decode node d-0: gone\n",
-        "\nattempt 2: p-1 -> d-1, 103 tokens read, 0 cached, 0 moved\n",
+        "\nattempt 2: p-1 -> d-1, sent again, 0 moved\n",
         "\nqueue        |                    .....               |   50.0 ms\n",
         "\nnode queue   |                                        |  0.000 ms\n",
         "\nprefill      |                         ###            |   30.0 ms\n",

@@ -87,12 +87,54 @@ static void test_prefix_blocks(void)
     CHECK(strstr(err.msg, "prefix_blocks") != NULL);
 }
 
+/* What lets a prefill node send again what it has: each field arrives, and is absent where it was not set. */
+static void test_resend(void)
+{
+    const uint32_t tokens[2] = {1, 2};
+    struct bt_from_router submit = {
+        .kind = BT_FROM_ROUTER_SUBMIT,
+        .submit = {.n_tokens = 2,
+                   .tokens = tokens,
+                   .n_prompt = 2,
+                   .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = 2},
+                   .has_replaces = true,
+                   .replaces = {{9, 8}}}};
+    struct bt_from_router cancel = {.kind = BT_FROM_ROUTER_CANCEL, .cancel = {.keep = true}}, got;
+
+    for (int set = 1; set >= 0; set--) {
+        struct bt_msg_output o = {.has_stats = true, .stats = {.resent = set}};
+        struct bt_from_daemon outputs = {.kind = BT_FROM_DAEMON_OUTPUTS, .outputs = {1, &o}}, out;
+        struct bt_from_daemon end = {.kind = BT_FROM_DAEMON_ATTEMPT_END,
+                                     .attempt_end = {.reason = BT_ATTEMPT_RETRY, .kept = set}};
+        struct bt_from_daemon load = {.kind = BT_FROM_DAEMON_LOAD, .load = {.pages_short = set}};
+
+        submit.submit.has_replaces = set;
+        cancel.cancel.keep = set;
+        bt_buf_clear(&buf);
+        CHECK_EQ(bt_from_router_encode(&submit, &buf), BT_OK);
+        CHECK_EQ(bt_from_router_decode(buf.data, buf.len, &arena, &got, &err), BT_OK);
+        CHECK_EQ(got.submit.has_replaces, set);
+        CHECK(!set || bt_ticket_equal(&got.submit.replaces, &submit.submit.replaces));
+        bt_buf_clear(&buf);
+        CHECK_EQ(bt_from_router_encode(&cancel, &buf), BT_OK);
+        CHECK_EQ(bt_from_router_decode(buf.data, buf.len, &arena, &got, &err), BT_OK);
+        CHECK_EQ(got.cancel.keep, set);
+        CHECK_EQ(through(&outputs, &out), BT_OK);
+        CHECK_EQ(out.outputs.outputs[0].stats.resent, set);
+        CHECK_EQ(through(&end, &out), BT_OK);
+        CHECK_EQ(out.attempt_end.kept, set);
+        CHECK_EQ(through(&load, &out), BT_OK);
+        CHECK_EQ(out.load.pages_short, set);
+    }
+}
+
 int main(void)
 {
     bt_arena_init(&arena, (size_t)4 << 20);
     test_strings();
     test_prefix_blocks();
     test_peer_without_instance();
+    test_resend();
     bt_arena_fini(&arena);
     bt_buf_fini(&buf);
     CHECK_EQ(bt_test_live_bytes(), 0);
