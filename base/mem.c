@@ -66,8 +66,10 @@ void *bt_realloc(void *p, size_t n)
 
 void bt_mem_return_large(void)
 {
-    (void)mallopt(M_MMAP_THRESHOLD,
-                  256 << 10); /* without it the threshold grows with what is freed */
+    /* Without it the threshold grows with what is freed. */
+    (void)mallopt(M_MMAP_THRESHOLD, 256 << 10);
+    /* Small blocks become one again when they are freed: else the end of a thread's heap is not given back. */
+    (void)mallopt(M_MXFAST, 0);
 }
 
 void bt_mem_trim(void)
