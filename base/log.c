@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "base/escape_int.h"
 
+#define LIMIT_NS   (60 * BT_NS_PER_S)
 #define LINE_BYTES 4096
 #define LINE_END   8 /* kept free for what closes a line */
 #define TEXT_BYTES 2048
@@ -177,4 +178,15 @@ void bt_log_write(enum bt_log_level level, const char *module, const char *req, 
     }
     send_line(&l);
     errno = saved_errno;
+}
+
+bool bt_log_may(struct bt_log_limit *l, uint64_t now_ns, uint32_t *n_held)
+{
+    if (now_ns < l->next_ns) {
+        l->n_held += l->n_held < UINT32_MAX;
+        return false;
+    }
+    *n_held = l->n_held;
+    *l = (struct bt_log_limit){.next_ns = now_ns + LIMIT_NS};
+    return true;
 }

@@ -7,6 +7,7 @@
  * trace: per step. */
 
 #include <stdbool.h>
+#include <stdint.h>
 #include "base/status.h"
 
 enum bt_log_level { BT_LOG_ERROR, BT_LOG_WARN, BT_LOG_INFO, BT_LOG_DEBUG, BT_LOG_TRACE };
@@ -19,6 +20,14 @@ bool bt_log_on(enum bt_log_level level);
 void bt_log_thread(const char *name);
 void bt_log_write(enum bt_log_level level, const char *module, const char *req, const char *fmt,
                   ...) BT_PRINTF(4, 5);
+
+/* Lines that an outsider can make come again and again: the first is written, then one a minute. Zeroed at the start;
+ * one thread. true: write it. *n_held: how many were not written since the last one that was. */
+struct bt_log_limit {
+    uint64_t next_ns;
+    uint32_t n_held;
+};
+bool bt_log_may(struct bt_log_limit *l, uint64_t now_ns, uint32_t *n_held) BT_NODISCARD;
 
 /* req: request id or NULL. The arguments are evaluated only if the level is on. */
 #define BT_LOG(level, module, req, ...)                                                            \

@@ -142,7 +142,12 @@ static void on_control(struct bt_node *n, const struct bt_xfer_event *ev)
 
     bt_arena_reset(&n->p->control_arena);
     if (bt_control_decode(ev->data, ev->n_bytes, &n->p->control_arena, &m, &err) != BT_OK) {
-        bt_log_warn("node", "peer %016llx: %s", (unsigned long long)ev->instance, err.msg);
+        uint32_t n_held;
+
+        if (bt_log_may(&n->p->bad_control, bt_net_loop_now(n->loop), &n_held)) {
+            bt_log_warn("node", "peer %016llx: %s (%u more before it)",
+                        (unsigned long long)ev->instance, err.msg, n_held);
+        }
         return;
     }
     bt_node_legs_control(n, ev->peer, &m);
@@ -391,6 +396,7 @@ static void on_tick(struct bt_timer *t, void *arg)
     for (unsigned leg = 0; leg < BT_LEGS; leg++) {
         n->legs[leg].on_tick(n->legs[leg].arg, now);
     }
+    bt_node_watch(n, now);
     if (n->p->draining && drained(n, now)) {
         bt_net_loop_stop(n->loop);
         return;

@@ -2,6 +2,7 @@
 #define BT_NODE_NODE_INT_H
 
 #include "base/arena.h"
+#include "base/log.h"
 #include "net/loop.h"
 #include "node/node.h"
 #include "sched/prefix_hash.h"
@@ -14,6 +15,12 @@ struct outbox {
     struct bt_msg_output *items;
     size_t n, cap;
     struct bt_arena arena;
+};
+
+/* A counter whose growth is told in the log, at most once a minute. */
+struct watched {
+    uint64_t told;
+    struct bt_log_limit limit;
 };
 
 struct bt_node_private {
@@ -34,6 +41,8 @@ struct bt_node_private {
     struct bt_prefix_report *report; /* NULL: no prefix cache */
     int load_tenth;
     int name_fd; /* holds the number in a default name; -1: none */
+    struct bt_log_limit bad_control;
+    struct watched late, forged;
     bool was_up, draining, gave_back, broken;
     uint64_t drain_end;
     /* health.c */
@@ -53,6 +62,9 @@ void bt_node_legs_router_lost(struct bt_node *n, uint32_t router);
 uint32_t bt_node_legs_jobs(const struct bt_node *n);
 void bt_node_legs_give_back(struct bt_node *n);
 void bt_node_legs_load(struct bt_node *n, struct bt_msg_load *out);
+
+/* node/node_watch.c: every tick. */
+void bt_node_watch(struct bt_node *n, uint64_t now);
 
 /* node/health.c */
 enum bt_status bt_node_metrics_init(struct bt_node *n, struct bt_err *err) BT_NODISCARD;

@@ -32,6 +32,7 @@ struct session {
     uint64_t pause_ns;
     struct bt_timer redial;
     uint32_t complained; /* losses logged since the last success */
+    struct bt_log_limit bad;
     uint64_t by_name; /* bits: the names that resolve to it now; 0: forgotten once it is not up */
 };
 static_assert(BT_ROUTERS_MAX <= 64, "one bit for each name");
@@ -156,7 +157,12 @@ static void on_message(struct bt_grpc_call *call, void *user, const uint8_t *dat
     s->last_heard = bt_net_loop_now(r->loop);
     bt_arena_reset(&r->arena);
     if (bt_from_router_decode(data, len, &r->arena, &m, &err) != BT_OK) {
-        bt_log_warn("session", "router %s sent a bad message: %s", s->address, err.msg);
+        uint32_t n_held;
+
+        if (bt_log_may(&s->bad, s->last_heard, &n_held)) {
+            bt_log_warn("session", "router %s sent a bad message: %s (%u more before it)",
+                        s->address, err.msg, n_held);
+        }
         bt_grpc_cancel(call);
         return;
     }

@@ -680,7 +680,6 @@ static struct rt_seq *seq_of(struct bt_rt_core *c, const struct rt_node *n,
             return s;
         }
     }
-    c->stats.stale++;
     return NULL;
 }
 
@@ -755,6 +754,21 @@ static void disagreement(struct bt_rt_core *c, uint64_t now, struct rt_seq *s, e
                             role == BT_ROLE_DECODE ? s->decode_name : s->prefill_name));
 }
 
+/* Dropped; told once in a while. */
+static void stale(struct bt_rt_core *c, uint64_t now, const struct rt_node *n)
+{
+    uint32_t n_held;
+
+    c->stats.stale++;
+    if (bt_log_may(&c->stale_told, now, &n_held)) {
+        bt_rt_log(c, BT_LOG_INFO,
+                  bt_rt_say(c,
+                            "%s node %s: a message for a ticket that is over or unknown is "
+                            "dropped (%u more before it); harmless after a cancel or a retry",
+                            bt_role_name(n->hello.role), n->hello.name, n_held));
+    }
+}
+
 void bt_rt_on_output(struct bt_rt_core *c, uint64_t now, struct rt_node *n,
                      const struct bt_msg_output *o)
 {
@@ -763,6 +777,7 @@ void bt_rt_on_output(struct bt_rt_core *c, uint64_t now, struct rt_node *n,
     uint32_t finish = 0;
 
     if (s == NULL) {
+        stale(c, now, n);
         return;
     }
     uint32_t produced = bt_rt_produced(s);
@@ -842,9 +857,11 @@ void bt_rt_on_attempt_end(struct bt_rt_core *c, uint64_t now, struct rt_node *n,
     enum bt_role role;
     struct rt_seq *s = seq_of(c, n, &m->ticket, &role);
 
-    if (s != NULL) {
-        s->told_kept = m->kept && role == BT_ROLE_PREFILL;
-        bt_rt_leg_lost(c, now, s, role, m->reason,
-                       bt_rt_say(c, "%s node %s: %s", bt_role_name(role), n->hello.name, m->text));
+    if (s == NULL) {
+        stale(c, now, n);
+        return;
     }
+    s->told_kept = m->kept && role == BT_ROLE_PREFILL;
+    bt_rt_leg_lost(c, now, s, role, m->reason,
+                   bt_rt_say(c, "%s node %s: %s", bt_role_name(role), n->hello.name, m->text));
 }

@@ -4,6 +4,7 @@
 /* Inside the router's core only: its state, and the calls between its files. */
 
 #include "base/arena.h"
+#include "base/log.h"
 #include "proto/ticket_table.h"
 #include "router/router_admission.h"
 #include "router/router_core.h"
@@ -149,6 +150,7 @@ struct bt_rt_core {
     double prefill_speed;   /* tokens a second of a prefill node, on average */
     double handoff_ns; /* from the end of a prompt to its last page at the decode node, of late */
     struct bt_rt_stats stats;
+    struct bt_log_limit stale_told;
     uint64_t served; /* ident of the nodes in use; 0: none yet */
     bool ready;
     uint64_t t_unready;

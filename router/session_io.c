@@ -28,6 +28,7 @@ struct bt_sessions {
     struct bt_map by_id; /* core's id → address of its struct session */
     struct bt_arena arena;
     struct bt_buf buf;
+    struct bt_log_limit bad;
     bool closing;
 };
 
@@ -61,7 +62,12 @@ static void on_message(struct bt_grpc_call *call, void *user, const uint8_t *dat
 
     bt_arena_reset(&s->arena);
     if (bt_from_daemon_decode(data, len, &s->arena, &m, &err) != BT_OK) {
-        bt_log_warn("session", "%s sent a bad message: %s", bt_grpc_peer(call), err.msg);
+        uint32_t n_held;
+
+        if (bt_log_may(&s->bad, bt_net_loop_now(s->r->loop), &n_held)) {
+            bt_log_warn("session", "%s sent a bad message: %s (%u more before it)",
+                        bt_grpc_peer(call), err.msg, n_held);
+        }
         bt_grpc_fail(call, BT_GRPC_INVALID_ARGUMENT, "%s", err.msg);
         return;
     }

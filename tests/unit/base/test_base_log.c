@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 #include "base/buf.h"
+#include "base/clock.h"
 #include "base/log.h"
 #include "tests/check.h"
 
@@ -129,12 +130,29 @@ static void test_threads(struct bt_buf *out)
     CHECK_EQ(bad, 0);
 }
 
+static void test_limit(void)
+{
+    struct bt_log_limit l = {0};
+    uint64_t now = 5 * BT_NS_PER_S;
+    uint32_t held = 9;
+
+    CHECK(bt_log_may(&l, now, &held));
+    CHECK_EQ(held, 0);
+    for (int i = 0; i < 3; i++) {
+        CHECK(!bt_log_may(&l, now + 59 * BT_NS_PER_S, &held));
+    }
+    CHECK(bt_log_may(&l, now + 60 * BT_NS_PER_S, &held));
+    CHECK_EQ(held, 3);
+    CHECK(!bt_log_may(&l, now + 60 * BT_NS_PER_S, &held));
+}
+
 int main(void)
 {
     struct bt_buf out = {0};
     test_text(&out);
     test_json_and_cut(&out);
     test_threads(&out);
+    test_limit();
     bt_buf_fini(&out);
     return bt_test_done();
 }
