@@ -308,6 +308,9 @@ static void do_land(struct bt_engine_thread *t, const struct cmd *c)
     struct bt_engine_landing l = {0};
     enum bt_status st = bt_engine_land(t->engine, &c->req->req, &l, &err);
 
+    if (st == BT_ERR_BUSY) { /* where both legs share the pool, the next one may find room */
+        post(t, &(struct bt_engine_ev){.kind = BT_ENGINE_EV_SHORT}, NULL);
+    }
     if (st != BT_OK) {
         post_failed(t, c->job, st, err.msg);
         return;

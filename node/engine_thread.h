@@ -25,7 +25,8 @@ enum bt_engine_ev_kind {
     BT_ENGINE_EV_TOKEN,
     BT_ENGINE_EV_PROMPT_LOGPROBS,
     BT_ENGINE_EV_PREEMPTED, /* the engine forgot the job */
-    BT_ENGINE_EV_SHORT, /* a prompt waits for pages that others hold: after each step, and before sleeping */
+    BT_ENGINE_EV_SHORT,  /* a prompt waits for pages that others hold (after each step, and before
+                               sleeping), or a landing found none; job 0 */
     BT_ENGINE_EV_LANDED, /* pages are leased */
     BT_ENGINE_EV_STEP,   /* end of a step: all its tokens were posted */
     BT_ENGINE_EV_CACHE,  /* blocks came into the prefix cache, or left it */

@@ -217,6 +217,9 @@ static void do_add(struct bt_sim *s, struct sim_node *n, const struct sim_cmd *c
     seq_init(&q, c->req);
     enum bt_status st = add(s, n, c->req, land, q.tokens, &slot);
 
+    if (land && st == BT_ERR_BUSY) {
+        emit(s, n, &(struct sim_engine_msg){.kind = EV_SHORT}, NULL, 0);
+    }
     if (st != BT_OK) {
         seq_free(&q);
         emit_failed(s, n, c->job, st, st == BT_ERR_BUSY ? "no KV pages now" : "does not fit");
