@@ -197,6 +197,7 @@ static enum bt_status open_conn(struct bt_http_server *sv)
     }
     st = bt_tcp_accept(sc->tcp, &sv->listener);
     if (st == BT_OK) {
+        bt_tcp_dead_after(sc->tcp, sv->env.opts.write_timeout_ns);
         sc->core = bt_http_conn_create(&sv->env, sc->tcp->peer, sv->tls != NULL, false,
                                        bt_clock_ns(), kick, sc);
         st = sc->core != NULL ? BT_OK : BT_ERR_NOMEM;

@@ -3,8 +3,12 @@
 
 #include "net/tcp_int.h"
 
+#include <limits.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/socket.h>
 
 #include "base/assert.h"
 #include "base/clock.h"
@@ -14,6 +18,7 @@
 #define FLUSH_ROUNDS    4
 #define REST_KEEP       ((size_t)16 << 10)
 #define TCP_KEEPALIVE_S 30
+#define TCP_PROBES_S    10 /* between probes, once a connection has been quiet for the above */
 
 static void flush(struct bt_tcp *t);
 
@@ -379,6 +384,18 @@ static void set_socket_options(struct bt_tcp *t)
     /* Latency of small frames; dead peers behind a cut cable. Failure costs only that. */
     (void)uv_tcp_nodelay(&t->tcp, 1);
     (void)uv_tcp_keepalive(&t->tcp, 1, TCP_KEEPALIVE_S);
+}
+
+void bt_tcp_dead_after(struct bt_tcp *t, uint64_t ns)
+{
+    unsigned ms = ns / BT_NS_PER_MS < UINT_MAX ? (unsigned)(ns / BT_NS_PER_MS) : UINT_MAX;
+    int every = TCP_PROBES_S;
+    uv_os_fd_t fd;
+
+    if (uv_fileno((const uv_handle_t *)&t->tcp, &fd) == 0) {
+        (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &every, sizeof every);
+        (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &ms, sizeof ms);
+    }
 }
 
 static void read_peer_name(struct bt_tcp *t)

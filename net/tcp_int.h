@@ -65,6 +65,9 @@ struct bt_tcp {
 enum bt_status bt_tcp_create(struct bt_net_loop *l, const struct bt_tcp_ops *ops, void *core,
                              struct bt_tls *tls, struct bt_tcp **out) BT_NODISCARD;
 enum bt_status bt_tcp_accept(struct bt_tcp *t, uv_tcp_t *listener) BT_NODISCARD;
+/* The peer is given up when it acknowledges nothing for so long: of what was sent, or of the probes of a quiet
+ * connection. After accept. Where the system cannot, it takes minutes. */
+void bt_tcp_dead_after(struct bt_tcp *t, uint64_t ns);
 /* To a numeric address. on_ready follows, or on_gone. */
 enum bt_status bt_tcp_connect(struct bt_tcp *t, const struct bt_hostport *to, uint64_t timeout_ns,
                               struct bt_err *err) BT_NODISCARD;

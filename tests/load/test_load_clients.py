@@ -10,8 +10,10 @@ import time
 import pytest
 
 from cluster import Cluster, tiny, wait_until
+from netns import Network, available
 
 IDLE = 2000
+WHY_NOT = available()
 PROBE = {"prompt": [1, 40, 41, 42], "max_tokens": 16, "temperature": 0, "ignore_eos": True}
 
 
@@ -170,3 +172,37 @@ def test_stops_reading(cluster):
     for s in rude:
         s.close()
     assert probe(cluster) == before
+
+
+class Reachable(Cluster):
+    """A cluster in one network namespace whose router listens for others."""
+
+    def __init__(self, net, model, **kw):
+        self.host = net.address["r"]
+        super().__init__(model, **kw)
+
+    def start_router(self, listen=None, sessions="127.0.0.1:0"):
+        super().start_router(listen or f"{self.host}:0", sessions)
+
+
+@pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
+def test_half_open():
+    """The network behind a client is cut without a word in the middle of its answer: no packet tells the router."""
+    net = Network(["r", "c"])
+    net.enter("r")
+    try:
+        with Reachable(net, tiny("tiny-long"), router_opts=["--write-timeout", "1s"]) as c:
+            before = probe(c)
+            with net.inside("c", "r"):
+                s = connect(c)
+            s.sendall(request({"prompt": [1, 50], "max_tokens": 7000, "n": 16, "ignore_eos": True, "stream": True}))
+            assert s.recv(4096)
+            net.cut("r", "c")
+            wait_until("its answer to be cancelled", lambda: c.metric_sum("baton_requests_total", finish_reason="cancelled") == 16, 60)
+            c.wait_idle()
+            assert probe(c) == before
+            s.close()
+            c.check_logs()
+    finally:
+        net.enter(None)
+        net.close()
