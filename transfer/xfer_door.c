@@ -1,4 +1,5 @@
-/* The kernel's filters on UCX's listening sockets: finding the sockets, writing the filter, and the list of who is due.
+/* The kernel's filters on UCX's listening sockets: finding the sockets, writing the filter (or setting the key that
+ * stands in for it), and the list of who is due.
  * Knows nothing of UCX but that it listens. */
 
 #include "transfer/xfer_door.h"
@@ -7,12 +8,14 @@
 #include <ifaddrs.h>
 #include <linux/filter.h>
 #include <linux/if.h>
+#include <linux/tcp.h>
 #include <netinet/in.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include "base/hash.h"
 #include "base/log.h"
 #include "base/mem.h"
 
@@ -89,14 +92,38 @@ static bool inode_of(int fd, uint64_t *out)
     return true;
 }
 
-static bool filter_set(const struct door_socket *s, struct program *p)
+/* Only what is signed with the key gets through, from any address; and nobody has it. */
+static bool key_set(const struct xfer_door *d, const struct door_socket *s, bool shut)
+{
+    struct tcp_md5sig sig = {.tcpm_flags = TCP_MD5SIG_FLAG_PREFIX, .tcpm_prefixlen = 0};
+    sig.tcpm_addr.ss_family = s->v6 ? AF_INET6 : AF_INET;
+    if (shut) {
+        sig.tcpm_keylen = sizeof(d->key);
+        memcpy(sig.tcpm_key, d->key, sizeof(d->key));
+    }
+    return setsockopt(s->fd, IPPROTO_TCP, TCP_MD5SIG_EXT, &sig, sizeof(sig)) == 0 ||
+           (!shut && errno == ENOENT);
+}
+
+static bool filter_set(struct xfer_door *d, const struct door_socket *s, struct program *p)
 {
     struct sock_fprog prog = {.len = (unsigned short)p->n, .filter = p->code};
     uint64_t inode;
     if (!inode_of(s->fd, &inode) || inode != s->inode) {
         return true; /* closed by UCX: nothing is open there */
     }
-    return setsockopt(s->fd, SOL_SOCKET, SO_ATTACH_FILTER, &prog, sizeof(prog)) == 0;
+    if (!d->by_key && setsockopt(s->fd, SOL_SOCKET, SO_ATTACH_FILTER, &prog, sizeof(prog)) == 0) {
+        return true;
+    }
+    if (!d->by_key) {
+        bt_log_info("gate",
+                    "UCX's ports open for everyone while a node is expected: no socket filters "
+                    "here: %s (CAP_NET_ADMIN may be needed)",
+                    strerror(errno));
+        bt_random_bytes(d->key, sizeof(d->key));
+        d->by_key = true;
+    }
+    return key_set(d, s, d->n_due == 0);
 }
 
 /* Writes the filters of sockets [from, n). False: not all of those who are due fit, and nothing was changed. */
@@ -110,11 +137,13 @@ static bool filters_set(struct xfer_door *d, size_t from)
         return false;
     }
     for (size_t i = from; i < d->n_sockets; i++) {
-        set = filter_set(&d->sockets[i], d->sockets[i].v6 ? &p6 : &p4) && set;
+        set = filter_set(d, &d->sockets[i], d->sockets[i].v6 ? &p6 : &p4) && set;
     }
     if (!set && !d->warned) {
         d->warned = true;
-        bt_log_warn("gate", "UCX's own ports stay open to everyone: the kernel takes no filter: %s",
+        bt_log_warn("gate",
+                    "UCX's own ports stay open to everyone: the kernel takes neither filter nor "
+                    "key: %s",
                     strerror(errno));
     }
     return true;

@@ -7,7 +7,10 @@
  * that drops connection requests, except from the addresses of peers that are *due*, each for a few seconds. What is
  * connected already passes.
  *
- * Where the kernel takes no filter the ports stay open, and a warning says so. RDMA has no such ports.
+ * Kernels that let only CAP_NET_ADMIN set such a filter (Linux 6.18) still take a key for TCP's MD5 signatures: a
+ * listening socket that has one for every address drops connection requests without a signature. It is taken
+ * away while anybody is due, so the ports are open to everyone then. Where neither works they stay open, and a
+ * warning says so. RDMA has no such ports.
  * Owns the list of UCX's listening sockets and of who is due. Transfer thread, or the creator before it exists. */
 
 #include <stdbool.h>
@@ -16,7 +19,8 @@
 #include <sys/socket.h>
 #include "transfer/xfer_wire.h"
 
-#define DOOR_DUE_MAX 64
+#define DOOR_DUE_MAX   64
+#define DOOR_KEY_BYTES 32
 
 struct door_socket {
     int fd;
@@ -40,6 +44,8 @@ struct xfer_door {
     size_t n_before, cap_before;
     struct door_due due[DOOR_DUE_MAX];
     uint32_t n_due;
+    bool by_key; /* no filters here */
+    uint8_t key[DOOR_KEY_BYTES];
     bool warned;
 };
 

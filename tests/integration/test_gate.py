@@ -69,7 +69,7 @@ def relay():
         yield c
         c.wait_idle()
         assert all(d.proc.poll() is None for d in c.daemons())
-        c.check_logs(allow=[" warn xfer gate ", "prefill-1 was lost", "down: connection lost"])
+        c.check_logs(allow=[" warn xfer gate ", "stay open to everyone", "prefill-1 was lost", "down: connection lost"])
 
 
 @contextlib.contextmanager
@@ -182,10 +182,12 @@ def test_the_ports_that_ucx_opens(relay):
     """UCX listens on every address of the machine, on both sides. Nobody who is not due gets through."""
     for name in ("decode-0", "prefill-0"):
         node = relay.nodes[name]
-        own = [transfer_address(relay), host_port(node.find(r"health.*listening on http://(\S+)").group(1))] \
-            if name == "decode-0" else []
+        own = [host_port(n["transfer_address"]) for n in relay.cluster()["nodes"] if n.get("transfer_address")]
+        own += [host_port(a) for a in re.findall(r"health.*listening on http://(\S+)", node.log())]
         back_doors = [a for a in listening(node) if a not in own]
         assert back_doors
+        if "stay open to everyone" in node.log():
+            pytest.skip("this kernel cannot shut them: it takes neither socket filters nor MD5 keys")
 
         def shut():
             for address in back_doors:
