@@ -18,14 +18,14 @@ struct node {
     uint64_t hash;
     uint32_t parent, child; /* child: the newest */
     uint32_t newer, older;  /* of the same parent; free nodes: older is the next free one */
-    uint32_t next;          /* in its bucket */
+    uint32_t next;          /* in its bucket + 1; 0: the last */
     uint32_t n_pages;
     uint32_t pages[BT_PREFIX_GROUPS_MAX];
 };
 
 struct page {
-    uint32_t node; /* NONE: not in the index */
-    bool idle;     /* in the list of idle pages: */
+    uint32_t owner; /* its node + 1; 0: not in the index */
+    bool idle;      /* in the list of idle pages: */
     uint32_t older, newer;
 };
 
@@ -37,10 +37,11 @@ struct group {
 struct bt_prefix_index {
     uint32_t page_tokens, n_groups, n_nodes;
     struct node *nodes;
-    uint32_t *tokens;    /* [n_nodes][page_tokens] */
-    uint32_t *buckets;   /* first node of each */
-    uint32_t n_buckets;  /* power of two */
-    uint32_t free, root; /* free nodes; the newest of those before which there is none */
+    uint32_t *tokens;      /* [n_nodes][page_tokens] */
+    uint32_t *buckets;     /* first node of each + 1; 0: none */
+    uint32_t n_buckets;    /* power of two */
+    uint32_t free, n_used; /* given back; all from n_used on are new, and memory not touched yet */
+    uint32_t root;         /* the newest of those before which there is none */
     uint64_t last_serial;
     struct group groups[BT_PREFIX_GROUPS_MAX];
     struct bt_prefix_change *changes; /* [n_pages of group 0] */
@@ -80,7 +81,7 @@ enum bt_status bt_prefix_index_create(const struct bt_prefix_index_opts *opts,
     }
     x->page_tokens = opts->page_tokens;
     x->n_groups = opts->n_groups;
-    x->root = NONE;
+    x->root = x->free = NONE;
     x->n_buckets = 1;
     for (uint32_t g = 0; g < x->n_groups; g++) {
         BT_ASSERT(opts->n_pages[g] >= 1);
@@ -95,15 +96,6 @@ enum bt_status bt_prefix_index_create(const struct bt_prefix_index_opts *opts,
     if (alloc_all(x) != BT_OK) {
         bt_prefix_index_destroy(x);
         return BT_ERR_NOMEM;
-    }
-    memset(x->buckets, 0xff, x->n_buckets * sizeof(*x->buckets)); /* NONE */
-    for (uint32_t i = 0; i < x->n_nodes; i++) {
-        x->nodes[i].older = i + 1 < x->n_nodes ? i + 1 : NONE;
-    }
-    for (uint32_t g = 0; g < x->n_groups; g++) {
-        for (uint32_t p = 0; p < x->groups[g].n_pages; p++) {
-            x->groups[g].pages[p].node = NONE;
-        }
     }
     *out = x;
     return BT_OK;
@@ -166,7 +158,9 @@ bool bt_prefix_index_find(const struct bt_prefix_index *x, struct bt_prefix_pos 
     if (!bt_prefix_index_live(x, before)) {
         return false;
     }
-    for (uint32_t i = *bucket_of(x, before.serial, tokens); i != NONE; i = x->nodes[i].next) {
+    for (uint32_t k = *bucket_of(x, before.serial, tokens); k != 0; k = x->nodes[k - 1].next) {
+        uint32_t i = k - 1;
+
         if (x->nodes[i].parent == before.node &&
             memcmp(tokens_of(x, i), tokens, x->page_tokens * sizeof(*tokens)) == 0) {
             *out = pos_of(x, i);
@@ -207,14 +201,15 @@ bool bt_prefix_index_put(struct bt_prefix_index *x, struct bt_prefix_pos before,
     if (bt_prefix_index_find(x, before, tokens, out)) {
         return true;
     }
-    if (!bt_prefix_index_live(x, before) || x->free == NONE) {
+    if (!bt_prefix_index_live(x, before) || bt_prefix_index_full(x)) {
         return false;
     }
-    uint32_t at = x->free, *bucket = bucket_of(x, before.serial, tokens);
+    uint32_t at = x->free != NONE ? x->free : x->n_used++,
+             *bucket = bucket_of(x, before.serial, tokens);
     uint32_t *first = children_of(x, before.node);
     struct node *n = &x->nodes[at];
 
-    x->free = n->older;
+    x->free = x->free != NONE ? n->older : NONE;
     *n = (struct node){.serial = ++x->last_serial,
                        .hash = hash,
                        .parent = before.node,
@@ -228,7 +223,7 @@ bool bt_prefix_index_put(struct bt_prefix_index *x, struct bt_prefix_pos before,
         x->nodes[*first].newer = at;
     }
     *first = at;
-    *bucket = at;
+    *bucket = at + 1;
     *out = pos_of(x, at);
     return true;
 }
@@ -239,9 +234,9 @@ static void node_remove(struct bt_prefix_index *x, uint32_t at)
     uint64_t before = n->parent == NONE ? 0 : x->nodes[n->parent].serial;
     uint32_t *link = bucket_of(x, before, tokens_of(x, at));
 
-    while (*link != at) {
-        BT_ASSERT(*link != NONE);
-        link = &x->nodes[*link].next;
+    while (*link != at + 1) {
+        BT_ASSERT(*link != 0);
+        link = &x->nodes[*link - 1].next;
     }
     *link = n->next;
     *(n->newer != NONE ? &x->nodes[n->newer].older : children_of(x, n->parent)) = n->older;
@@ -271,7 +266,7 @@ void bt_prefix_index_drop(struct bt_prefix_index *x, struct bt_prefix_pos at)
 
 bool bt_prefix_index_full(const struct bt_prefix_index *x)
 {
-    return x->free == NONE;
+    return x->free == NONE && x->n_used == x->n_nodes;
 }
 
 struct bt_prefix_pos bt_prefix_index_before(const struct bt_prefix_index *x,
@@ -316,10 +311,10 @@ void bt_prefix_index_attach(struct bt_prefix_index *x, struct bt_prefix_pos at, 
     struct node *n = node_at(x, at);
     struct page *p = page_at(x, group, page);
 
-    BT_ASSERT(n->pages[group] == NO_PAGE && p->node == NONE);
+    BT_ASSERT(n->pages[group] == NO_PAGE && p->owner == 0);
     n->pages[group] = page;
     n->n_pages++;
-    p->node = at.node;
+    p->owner = at.node + 1;
     if (group == 0) {
         note_change(x, n, true);
     }
@@ -328,9 +323,10 @@ void bt_prefix_index_attach(struct bt_prefix_index *x, struct bt_prefix_pos at, 
 void bt_prefix_index_detach(struct bt_prefix_index *x, uint32_t group, uint32_t page)
 {
     struct page *p = page_at(x, group, page);
-    uint32_t at = p->node;
+    BT_ASSERT(p->owner != 0);
+    uint32_t at = p->owner - 1;
 
-    BT_ASSERT(at != NONE && x->nodes[at].pages[group] == page);
+    BT_ASSERT(x->nodes[at].pages[group] == page);
     if (p->idle) {
         bt_prefix_index_busy(x, group, page);
     }
@@ -339,13 +335,13 @@ void bt_prefix_index_detach(struct bt_prefix_index *x, uint32_t group, uint32_t 
     }
     x->nodes[at].pages[group] = NO_PAGE;
     x->nodes[at].n_pages--;
-    p->node = NONE;
+    p->owner = 0;
     trim(x, at);
 }
 
 bool bt_prefix_index_has(const struct bt_prefix_index *x, uint32_t group, uint32_t page)
 {
-    return page_at(x, group, page)->node != NONE;
+    return page_at(x, group, page)->owner != 0;
 }
 
 void bt_prefix_index_busy(struct bt_prefix_index *x, uint32_t group, uint32_t page)
@@ -364,7 +360,7 @@ void bt_prefix_index_idle(struct bt_prefix_index *x, uint32_t group, uint32_t pa
     struct group *g = &x->groups[group];
     struct page *p = page_at(x, group, page);
 
-    BT_ASSERT(p->node != NONE);
+    BT_ASSERT(p->owner != 0);
     if (p->idle) {
         bt_prefix_index_busy(x, group, page);
     }
