@@ -16,6 +16,7 @@ static const struct command commands[] = {
     {"chat", "talk to the model", bt_cli_chat},
     {"status", "show the nodes of a cluster: roles, load, pages, transports", bt_cli_status},
     {"drain", "take a node out of service and wait until it has ended", bt_cli_drain},
+    {"role", "make a running node serve as prefill, decode or both", bt_cli_role},
     {"bench", "measure a cluster under load (not in this version: use bench/cluster_load.py)",
      NULL},
     {"plan", "find the prefill:decode ratio for a load (not in this version)", NULL},

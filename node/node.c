@@ -353,11 +353,28 @@ static void drain(struct bt_node *n)
     bt_node_health_changed(n);
 }
 
+static void set_role(struct bt_node *n, enum bt_role role)
+{
+    if (n->p->draining) {
+        bt_log_warn("node", "this node drains: its role stays");
+    } else if (bt_role_has(role, BT_ROLE_DECODE) && bt_xfer_address(n->xfer)[0] == '\0') {
+        bt_log_warn("node", "no --transfer address: this node cannot decode");
+    } else {
+        bt_node_legs_set_role(n, role);
+    }
+}
+
 static void on_router_message(void *arg, uint32_t router, const struct bt_from_router *m)
 {
     struct bt_node *n = arg;
     bool up = false;
 
+    if (m->kind == BT_FROM_ROUTER_SET_ROLE) {
+        bt_log_info("node", "router %s tells this node to serve as %s",
+                    bt_router_link_address(n->link, router, &up), bt_role_name(m->set_role));
+        set_role(n, m->set_role);
+        return;
+    }
     if (m->kind == BT_FROM_ROUTER_DRAIN) {
         bt_log_info("node", "router %s tells this node to drain",
                     bt_router_link_address(n->link, router, &up));
@@ -393,9 +410,7 @@ static void on_tick(struct bt_timer *t, void *arg)
     struct bt_node *n = arg;
     uint64_t now = bt_net_loop_now(n->loop);
 
-    for (unsigned leg = 0; leg < BT_LEGS; leg++) {
-        n->legs[leg].on_tick(n->legs[leg].arg, now);
-    }
+    bt_node_legs_tick(n, now);
     bt_node_watch(n, now);
     if (n->p->draining && drained(n, now)) {
         bt_net_loop_stop(n->loop);

@@ -45,6 +45,11 @@ struct bt_node_private {
     struct watched late, forged;
     bool was_up, draining, gave_back, broken;
     uint64_t drain_end;
+    /* node_legs.c: legs that go. At most one at a time. */
+    struct {
+        bool leaving, gave_back;
+        uint64_t end; /* of its time to drain */
+    } leg[BT_LEGS];
     /* health.c */
     struct bt_http_server *http;
     struct bt_grpc_server *grpc;
@@ -53,6 +58,9 @@ struct bt_node_private {
 };
 
 /* node/node_legs.c: an event goes to the leg that it is for, or to both. */
+void bt_node_legs_tick(struct bt_node *n, uint64_t now);
+/* As what it serves from now on: what leaves drains as the whole node does. */
+void bt_node_legs_set_role(struct bt_node *n, enum bt_role role);
 void bt_node_legs_ready(struct bt_node *n); /* everything is up: the legs of the role may work */
 void bt_node_legs_engine(struct bt_node *n, const struct bt_engine_ev *ev);
 void bt_node_legs_xfer(struct bt_node *n, const struct bt_xfer_event *ev);

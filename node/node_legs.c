@@ -4,6 +4,7 @@
 #include "node/node_int.h"
 
 #include "base/log.h"
+#include "net/loop.h"
 
 /* ---- events, each to the leg that it is for ---- */
 
@@ -97,4 +98,76 @@ void bt_node_legs_ready(struct bt_node *n)
             h->give_back(h->arg); /* it has nothing, and takes nothing */
         }
     }
+}
+
+static void tell_role(struct bt_node *n)
+{
+    enum bt_role leaving = n->p->leg[BT_ROLE_PREFILL].leaving  ? BT_ROLE_PREFILL
+                           : n->p->leg[BT_ROLE_DECODE].leaving ? BT_ROLE_DECODE
+                                                               : BT_ROLE_BOTH;
+
+    bt_router_link_role(n->link, n->role, leaving);
+}
+
+static void leg_leaves(struct bt_node *n, enum bt_role leg, uint64_t now)
+{
+    n->p->leg[leg].leaving = true;
+    n->p->leg[leg].gave_back = false;
+    n->p->leg[leg].end = now + n->cfg.drain_timeout;
+    bt_log_info("node", "the %s leg drains: %u sequences", bt_role_name(leg),
+                n->legs[leg].jobs(n->legs[leg].arg));
+}
+
+void bt_node_legs_set_role(struct bt_node *n, enum bt_role role)
+{
+    uint64_t now = bt_net_loop_now(n->loop);
+
+    if (role == n->role) {
+        return;
+    }
+    for (enum bt_role leg = BT_ROLE_PREFILL; leg < BT_LEGS; leg++) {
+        bool had = bt_role_has(n->role, leg), has = bt_role_has(role, leg);
+
+        if (had && !has) {
+            leg_leaves(n, leg, now);
+        } else if (has && !had) {
+            n->p->leg[leg].leaving = false;
+            n->legs[leg].resume(n->legs[leg].arg);
+        }
+    }
+    n->role = role;
+    tell_role(n);
+}
+
+/* A leg that goes: at the end of its time what is left goes back to the routers; gone is it when nothing is left. */
+static void leg_tick(struct bt_node *n, enum bt_role leg, uint64_t now)
+{
+    const struct bt_node_hooks *h = &n->legs[leg];
+    uint32_t left;
+
+    h->on_tick(h->arg, now);
+    if (!n->p->leg[leg].leaving) {
+        return;
+    }
+    left = h->jobs(h->arg);
+    if ((left == 0 || now >= n->p->leg[leg].end) && !n->p->leg[leg].gave_back) {
+        if (left > 0) {
+            bt_log_warn("node", "its time is over: %u sequences go back to their routers", left);
+        }
+        n->p->leg[leg].gave_back = true;
+        h->give_back(h->arg);
+        left = h->jobs(h->arg);
+    }
+    if (left == 0) {
+        n->p->leg[leg].leaving = false;
+        bt_log_info("node", "the %s leg is gone; this node serves as %s", bt_role_name(leg),
+                    bt_role_name(n->role));
+        tell_role(n);
+    }
+}
+
+void bt_node_legs_tick(struct bt_node *n, uint64_t now)
+{
+    leg_tick(n, BT_ROLE_PREFILL, now);
+    leg_tick(n, BT_ROLE_DECODE, now);
 }

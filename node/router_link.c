@@ -28,6 +28,8 @@ struct session {
     struct bt_grpc_channel *channel;
     struct bt_grpc_call *call;
     enum session_state state;
+    uint32_t version;
+    enum bt_role told_role, told_leaving;
     uint64_t last_heard;
     uint64_t pause_ns;
     struct bt_timer redial;
@@ -53,6 +55,7 @@ struct bt_router_link {
     struct bt_arena arena;
     struct bt_buf buf;
     bool draining, closing;
+    struct bt_msg_role_state role;
 };
 
 static void session_dial(struct session *s);
@@ -127,6 +130,25 @@ static void send_load(struct session *s)
 
 /* ---- a session's life ---- */
 
+/* What hello does not say: it has the role, but it may have become another since. */
+static void send_role(struct session *s)
+{
+    const struct bt_msg_role_state *role = &s->link->role;
+
+    if (role->role == s->told_role && role->leaving == s->told_leaving) {
+        return;
+    }
+    if (s->version < BT_SESSION_VERSION_ADMIN) {
+        if (role->role != s->told_role) {
+            bt_grpc_cancel(s->call); /* only a new hello tells it */
+        }
+        return;
+    }
+    s->told_role = role->role;
+    s->told_leaving = role->leaving;
+    send_on(s, &(struct bt_from_daemon){.kind = BT_FROM_DAEMON_ROLE_STATE, .role_state = *role});
+}
+
 static void on_welcome(struct session *s, const struct bt_msg_welcome *w)
 {
     if (w->version == 0) {
@@ -137,9 +159,11 @@ static void on_welcome(struct session *s, const struct bt_msg_welcome *w)
         return;
     }
     s->state = SESSION_UP;
+    s->version = w->version;
     s->pause_ns = DIAL_PAUSE_MIN;
     s->complained = 0;
     bt_log_info("session", "session with router %s (%s) is up", w->name, s->address);
+    send_role(s);
     if (s->link->draining) {
         send_on(s, &(struct bt_from_daemon){.kind = BT_FROM_DAEMON_DRAINING});
     }
@@ -212,6 +236,8 @@ static void session_dial(struct session *s)
     }
     s->state = SESSION_DIALLING;
     s->last_heard = bt_net_loop_now(r->loop);
+    s->told_role = r->opts.hello.role = r->role.role;
+    s->told_leaving = BT_ROLE_BOTH;
     send_on(s, &(struct bt_from_daemon){.kind = BT_FROM_DAEMON_HELLO, .hello = r->opts.hello});
 }
 
@@ -399,6 +425,7 @@ enum bt_status bt_router_link_create(struct bt_net_loop *l, const struct bt_rout
     }
     r->loop = l;
     r->opts = *opts;
+    r->role = (struct bt_msg_role_state){opts->hello.role, BT_ROLE_BOTH};
     enum bt_status st = parse_names(r, err);
 
     if (st != BT_OK) {
@@ -428,6 +455,16 @@ void bt_router_link_destroy(struct bt_router_link *r)
     bt_buf_fini(&r->buf);
     if (r->n_resolving == 0) {
         bt_free(r); /* else the last resolver callback does */
+    }
+}
+
+void bt_router_link_role(struct bt_router_link *r, enum bt_role role, enum bt_role leaving)
+{
+    r->role = (struct bt_msg_role_state){role, leaving};
+    for (uint32_t i = 0; i < BT_ROUTERS_MAX; i++) {
+        if (r->sessions[i].state == SESSION_UP) {
+            send_role(&r->sessions[i]);
+        }
     }
 }
 

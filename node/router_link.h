@@ -41,6 +41,9 @@ void bt_router_link_destroy(struct bt_router_link *r);
 /* Ignored if that session is not up. */
 void bt_router_link_send(struct bt_router_link *r, uint32_t router, const struct bt_from_daemon *m);
 void bt_router_link_send_all(struct bt_router_link *r, const struct bt_from_daemon *m);
+/* Each router is told as what this node serves from now on, and which leg still drains (BOTH: none); those
+ * whose session comes up later hear it in their hello. A router of session version 1 gets a new session. */
+void bt_router_link_role(struct bt_router_link *r, enum bt_role role, enum bt_role leaving);
 /* Each router is told that this node drains, also those whose session comes up later. */
 void bt_router_link_drain(struct bt_router_link *r);
 uint32_t bt_router_link_up(const struct bt_router_link *r); /* sessions up */

@@ -63,6 +63,7 @@ struct bt_sim_result {
      * reached no decode node, resends failed twice, nobody came within a lease, or pages were short. */
     uint64_t n_again;
     uint64_t n_hits[2];   /* of the prefix caches, by enum bt_role */
+    uint64_t n_roles;     /* changes of a node's role */
     uint64_t n_local;     /* prompts given to a decode node */
     uint64_t longest_ns;  /* of a request that finished, from its arrival */
     uint64_t settling_ns; /* from the last fault's end until all requests were over */

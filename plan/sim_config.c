@@ -239,6 +239,10 @@ static void config_roles(const struct bt_sim *s, struct sim_config *c)
     }
     if (x % 3 == 0) {
         c->n_pages[0] = c->n_pages[1];
+        /* Not while nodes are drained in turn or one fault is all that there is: both may take the last of a role. */
+        c->n_flips = s->opts.profile == BT_SIM_ROLLING || s->opts.profile == BT_SIM_ONE_FAULT
+                         ? 0
+                         : (uint32_t)(x / 3 % 5);
     }
 }
 

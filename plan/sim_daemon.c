@@ -234,6 +234,77 @@ static void give_back(struct bt_sim *s, struct sim_node *n, enum bt_role leg)
     }
 }
 
+/* ---- roles: as node/node_legs.c ---- */
+
+static enum bt_role leaving(const struct sim_node *n)
+{
+    return n->leg[BT_ROLE_PREFILL].leaving  ? BT_ROLE_PREFILL
+           : n->leg[BT_ROLE_DECODE].leaving ? BT_ROLE_DECODE
+                                            : BT_ROLE_BOTH;
+}
+
+/* Also to a router that has just welcomed it: hello may be older than the last change. */
+void sim_node_tell_role(struct bt_sim *s, struct sim_node *n, uint32_t link)
+{
+    if (n->role != s->cfg.roles[n->proc] || leaving(n) != BT_ROLE_BOTH || s->cfg.n_flips > 0) {
+        sim_link_send(s, n, link,
+                      &(struct bt_from_daemon){.kind = BT_FROM_DAEMON_ROLE_STATE,
+                                               .role_state = {n->role, leaving(n)}});
+    }
+}
+
+static void tell_role(struct bt_sim *s, struct sim_node *n)
+{
+    sim_log(s, "%p serves as %u, %u leaves", n->proc, n->role, leaving(n));
+    for (uint32_t i = 0; i < s->cfg.n_routers; i++) {
+        sim_node_tell_role(s, n, i);
+    }
+}
+
+void sim_node_set_role(struct bt_sim *s, struct sim_node *n, enum bt_role role)
+{
+    if (role == n->role || s->procs[n->proc].draining) {
+        return;
+    }
+    for (enum bt_role leg = BT_ROLE_PREFILL; leg < BT_LEGS; leg++) {
+        bool had = bt_role_has(n->role, leg), has = bt_role_has(role, leg);
+
+        if (had && !has) {
+            n->leg[leg].leaving = true;
+            n->leg[leg].gave_back = false;
+            n->leg[leg].end = s->now + s->cfg.drain_ns;
+        } else if (has && !had) {
+            n->leg[leg].leaving = false;
+            if (leg == BT_ROLE_PREFILL) {
+                bt_pf_on_resume(n->pf);
+            } else {
+                bt_dc_on_resume(n->dc);
+            }
+        }
+    }
+    n->role = role;
+    s->result.n_roles++;
+    tell_role(s, n);
+}
+
+static void leg_tick(struct bt_sim *s, struct sim_node *n, enum bt_role leg)
+{
+    uint32_t left = leg == BT_ROLE_PREFILL ? bt_pf_core_jobs(n->pf) : bt_dc_core_jobs(n->dc);
+
+    if (!n->leg[leg].leaving) {
+        return;
+    }
+    if ((left == 0 || s->now >= n->leg[leg].end) && !n->leg[leg].gave_back) {
+        n->leg[leg].gave_back = true;
+        give_back(s, n, leg);
+        left = leg == BT_ROLE_PREFILL ? bt_pf_core_jobs(n->pf) : bt_dc_core_jobs(n->dc);
+    }
+    if (left == 0) {
+        n->leg[leg].leaving = false;
+        tell_role(s, n);
+    }
+}
+
 static bool drained(struct bt_sim *s, struct sim_node *n)
 {
     if (sim_node_jobs(n) == 0) {
@@ -257,6 +328,8 @@ static void on_tick(struct bt_sim *s, struct sim_event *e)
     sim_prefill_run(s, n);
     bt_dc_on_tick(n->dc, s->now);
     sim_decode_run(s, n);
+    leg_tick(s, n, BT_ROLE_PREFILL);
+    leg_tick(s, n, BT_ROLE_DECODE);
     check_held(s, n);
     if (p->draining && drained(s, n)) {
         sim_proc_stop(s, e->proc, true);
@@ -312,6 +385,9 @@ void sim_node_message(struct bt_sim *s, struct sim_node *n, uint32_t link,
         sim_ticket_over(s, n, link, &m->cancel.ticket);
     } else if (m->kind == BT_FROM_ROUTER_DRAIN) {
         sim_drain(s, n->proc);
+        return;
+    } else if (m->kind == BT_FROM_ROUTER_SET_ROLE) {
+        sim_node_set_role(s, n, m->set_role);
         return;
     }
     if (m->kind != BT_FROM_ROUTER_SUBMIT || m->submit.leg == BT_ROLE_PREFILL) {

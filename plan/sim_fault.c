@@ -258,6 +258,35 @@ static void on_roll(struct bt_sim *s, struct sim_event *e)
     next->k = 1;
 }
 
+/* ---- roles ---- */
+
+/* A router is asked; it refuses where nobody would be left, as far as it knows. */
+static void on_flip(struct bt_sim *s, struct sim_event *e)
+{
+    uint64_t x = sim_mix(s->opts.seed ^ 79, e->i), instance = 0;
+    struct sim_proc *r = &s->procs[x % s->cfg.n_routers];
+    uint32_t node = s->cfg.n_routers + (uint32_t)(x / 8 % (s->n_procs - s->cfg.n_routers));
+    enum bt_role role = (enum bt_role)(x / 1024 % 3);
+    struct bt_err err = {0};
+
+    if (r->alive && !r->frozen &&
+        bt_rt_set_role(r->router->core, s->now, s->procs[node].name, role, false, &instance,
+                       &err) == BT_OK) {
+        sim_logs(s, bt_role_name(role), "%p is told to serve as %s", node);
+        sim_router_pump(s, r->router);
+    }
+}
+
+/* From the seed alone, so that nothing else changes with it. */
+static void flips_start(struct bt_sim *s)
+{
+    for (uint32_t i = 0; i < s->cfg.n_flips; i++) {
+        uint64_t within = sim_mix(s->opts.seed ^ 80, i) % (1500 * SIM_MS);
+
+        sim_post(s, s->now + (i + 1) * 1500 * SIM_MS + within, SIM_WORLD, on_flip)->i = i;
+    }
+}
+
 /* ---- the end of it ---- */
 
 static void on_all_over(struct bt_sim *s, struct sim_event *e)
@@ -277,6 +306,10 @@ static void on_all_over(struct bt_sim *s, struct sim_event *e)
         }
         if (!p->alive) {
             sim_proc_start(s, a);
+        } else if (!p->is_router && s->cfg.n_flips > 0) {
+            sim_node_set_role(
+                s, p->node,
+                s->cfg.roles[a]); /* routers that do not know of each other may leave none */
         }
     }
     sim_settle_start(s);
@@ -287,6 +320,10 @@ void sim_faults_start(struct bt_sim *s)
     const struct sim_config *c = &s->cfg;
     uint64_t last = c->fault_ns > c->arrive_ns ? c->fault_ns : c->arrive_ns;
 
+    flips_start(s);
+    if (c->n_flips > 0 && last < (c->n_flips + 2) * 1500 * SIM_MS) {
+        last = (c->n_flips + 2) * 1500 * SIM_MS;
+    }
     if (s->opts.profile == BT_SIM_ROLLING) {
         sim_post(s, s->now + 2000 * SIM_MS, SIM_WORLD, on_roll)->i = c->n_routers;
         return;

@@ -68,6 +68,7 @@ struct sim_config {
     uint32_t n_routers, n_nodes[2]; /* by enum bt_role */
     uint32_t page_tokens, n_groups, n_layers[SIM_GROUPS_MAX], window[SIM_GROUPS_MAX];
     enum bt_role roles[SIM_PROCS_MAX]; /* of nodes, at their start */
+    uint32_t n_flips;                  /* roles change so often */
     uint32_t n_pages[2], chunk_tokens, max_batch, max_jobs, context;
     bool caches[2]; /* prefix caches, by enum bt_role */
     uint64_t lease_ns, heartbeat_ns, transfer_ns, connect_ns, drain_ns;
@@ -273,6 +274,10 @@ struct sim_ticket_state {
 struct sim_node {
     uint32_t proc, max_jobs; /* of both legs together */
     enum bt_role home, role; /* whose pool it has; as what it serves */
+    struct {
+        bool leaving, gave_back;
+        uint64_t end;
+    } leg[BT_LEGS]; /* that goes */
     struct bt_pf_core *pf;
     struct bt_dc_core *dc;
     struct sim_engine engine;
@@ -497,6 +502,8 @@ void sim_pushes_fini(struct sim_node *n);
 struct sim_node *sim_node_create(struct bt_sim *s, uint32_t proc);
 void sim_node_destroy(struct sim_node *n);
 void sim_node_drain(struct bt_sim *s, uint32_t proc);
+void sim_node_tell_role(struct bt_sim *s, struct sim_node *n, uint32_t link);
+void sim_node_set_role(struct bt_sim *s, struct sim_node *n, enum bt_role role);
 void sim_node_router_up(struct bt_sim *s, struct sim_node *n, uint32_t link);
 void sim_node_router_lost(struct bt_sim *s, struct sim_node *n, uint32_t link);
 void sim_node_message(struct bt_sim *s, struct sim_node *n, uint32_t link,

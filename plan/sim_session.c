@@ -203,6 +203,7 @@ static void on_welcome(struct bt_sim *s, struct sim_node *n, uint32_t link,
     sim_logs(s, s->procs[n->proc].name, "%s: session with %p is up", link);
     l->state = LINK_UP;
     l->pause_ns = PAUSE_MIN;
+    sim_node_tell_role(s, n, link);
     if (s->procs[n->proc].draining) {
         sim_link_send(s, n, link, &(struct bt_from_daemon){.kind = BT_FROM_DAEMON_DRAINING});
     }

@@ -377,6 +377,7 @@ static void on_router(void *arg, uint32_t router, const struct bt_from_router *m
     case BT_FROM_ROUTER_WELCOME:
     case BT_FROM_ROUTER_HEARTBEAT:
     case BT_FROM_ROUTER_DRAIN:
+    case BT_FROM_ROUTER_SET_ROLE:
         break;
     }
 }

@@ -52,6 +52,29 @@ enum bt_status bt_admin_drain_decode(const void *data, size_t n, struct bt_arena
     return BT_OK;
 }
 
+enum bt_status bt_admin_set_role_encode(const struct bt_admin_set_role *m, struct bt_buf *out)
+{
+    Baton__V1__SetRoleRequest w = BATON__V1__SET_ROLE_REQUEST__INIT;
+
+    w.node = text(m->node);
+    w.role = text(m->role);
+    w.force = m->force;
+    return bt_pb_pack(&w.base, out);
+}
+
+enum bt_status bt_admin_set_role_decode(const void *data, size_t n, struct bt_arena *arena,
+                                        struct bt_admin_set_role *out, struct bt_err *err)
+{
+    ProtobufCAllocator pa = bt_pb_arena(arena);
+    Baton__V1__SetRoleRequest *m = baton__v1__set_role_request__unpack(&pa, n, data);
+
+    if (m == NULL) {
+        return bad(err, "SetRoleRequest");
+    }
+    *out = (struct bt_admin_set_role){m->node, m->role, m->force != 0};
+    return BT_OK;
+}
+
 enum bt_status bt_admin_node_encode(const struct bt_admin_node *m, struct bt_buf *out)
 {
     Baton__V1__DrainResponse w = BATON__V1__DRAIN_RESPONSE__INIT;

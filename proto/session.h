@@ -17,7 +17,7 @@
 #define BT_SESSION_METHOD        "/baton.session.v1.Session/Run"
 #define BT_SESSION_VERSION_MIN   1u
 #define BT_SESSION_VERSION_MAX   2u
-#define BT_SESSION_VERSION_ADMIN 2u /* from here on nodes are told to drain */
+#define BT_SESSION_VERSION_ADMIN 2u /* from here on nodes are told to drain and to change roles */
 #define BT_SESSION_VERSION_LOCAL                                                                   \
     2u /* from here on decode nodes compute prompts of submits without a peer */
 #define BT_SESSION_TOKENS_MAX (4u << 20) /* token ids in one submit */
@@ -121,6 +121,11 @@ struct bt_msg_peer_state {
     const char *text;
 };
 
+struct bt_msg_role_state {
+    enum bt_role role;
+    enum bt_role leaving; /* the leg that drains; BOTH: none */
+};
+
 enum bt_from_daemon_kind {
     BT_FROM_DAEMON_HELLO,
     BT_FROM_DAEMON_LOAD,
@@ -128,6 +133,7 @@ enum bt_from_daemon_kind {
     BT_FROM_DAEMON_ATTEMPT_END,
     BT_FROM_DAEMON_PEER_STATE,
     BT_FROM_DAEMON_DRAINING,
+    BT_FROM_DAEMON_ROLE_STATE,
 };
 
 struct bt_from_daemon {
@@ -141,6 +147,7 @@ struct bt_from_daemon {
         } outputs;
         struct bt_msg_attempt_end attempt_end;
         struct bt_msg_peer_state peer_state;
+        struct bt_msg_role_state role_state;
     };
 };
 
@@ -179,6 +186,7 @@ enum bt_from_router_kind {
     BT_FROM_ROUTER_PEERS,
     BT_FROM_ROUTER_HEARTBEAT,
     BT_FROM_ROUTER_DRAIN,
+    BT_FROM_ROUTER_SET_ROLE,
 };
 
 struct bt_from_router {
@@ -194,6 +202,7 @@ struct bt_from_router {
             size_t n;
             const struct bt_msg_peer *peers;
         } peers;
+        enum bt_role set_role;
     };
 };
 

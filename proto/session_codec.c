@@ -275,6 +275,20 @@ static enum bt_status get_attempt_end(const Baton__Session__V1__AttemptEnd *p,
     return get_ticket(&p->ticket, &a->ticket, err);
 }
 
+static enum bt_status get_role_state(const Baton__Session__V1__RoleState *p,
+                                     struct bt_msg_role_state *out, struct bt_err *err)
+{
+    out->leaving = BT_ROLE_BOTH;
+    if (!bt_role_parse(p->role, &out->role)) {
+        return bad(err, "role_state.role", "must be prefill, decode or both");
+    }
+    if (p->leaving[0] != '\0' &&
+        (!bt_role_parse(p->leaving, &out->leaving) || bt_role_has(out->role, out->leaving))) {
+        return bad(err, "role_state.leaving", "must be the role that the node has not");
+    }
+    return BT_OK;
+}
+
 enum bt_status bt_from_daemon_decode(const void *data, size_t n, struct bt_arena *arena,
                                      struct bt_from_daemon *out, struct bt_err *err)
 {
@@ -304,6 +318,9 @@ enum bt_status bt_from_daemon_decode(const void *data, size_t n, struct bt_arena
         out->peer_state = (struct bt_msg_peer_state){
             m->peer_state->instance, m->peer_state->reachable != 0, m->peer_state->text};
         return BT_OK;
+    case BATON__SESSION__V1__FROM_DAEMON__M_ROLE_STATE:
+        out->kind = BT_FROM_DAEMON_ROLE_STATE;
+        return get_role_state(m->role_state, &out->role_state, err);
     case BATON__SESSION__V1__FROM_DAEMON__M_DRAINING:
         return BT_OK;
     default:
@@ -480,6 +497,11 @@ enum bt_status bt_from_router_decode(const void *data, size_t n, struct bt_arena
     case BATON__SESSION__V1__FROM_ROUTER__M_DRAIN:
         out->kind = BT_FROM_ROUTER_DRAIN;
         return BT_OK;
+    case BATON__SESSION__V1__FROM_ROUTER__M_SET_ROLE:
+        out->kind = BT_FROM_ROUTER_SET_ROLE;
+        return bt_role_parse(m->set_role->role, &out->set_role)
+                   ? BT_OK
+                   : bad(err, "set_role.role", "must be prefill, decode or both");
     default:
         return bad(err, "m", "no known message in it");
     }
@@ -693,6 +715,7 @@ enum bt_status bt_from_daemon_encode(const struct bt_from_daemon *m, struct bt_b
     Baton__Session__V1__AttemptEnd end = BATON__SESSION__V1__ATTEMPT_END__INIT;
     Baton__Session__V1__PeerState peer = BATON__SESSION__V1__PEER_STATE__INIT;
     Baton__Session__V1__Draining draining = BATON__SESSION__V1__DRAINING__INIT;
+    Baton__Session__V1__RoleState role = BATON__SESSION__V1__ROLE_STATE__INIT;
     bool ok = true;
 
     bt_arena_init(&a, ENCODE_ARENA_MAX);
@@ -726,6 +749,14 @@ enum bt_status bt_from_daemon_encode(const struct bt_from_daemon *m, struct bt_b
         peer.text = text(m->peer_state.text);
         w.m_case = BATON__SESSION__V1__FROM_DAEMON__M_PEER_STATE;
         w.peer_state = &peer;
+        break;
+    case BT_FROM_DAEMON_ROLE_STATE:
+        role.role = text(bt_role_name(m->role_state.role));
+        role.leaving = m->role_state.leaving != BT_ROLE_BOTH
+                           ? text(bt_role_name(m->role_state.leaving))
+                           : role.leaving;
+        w.m_case = BATON__SESSION__V1__FROM_DAEMON__M_ROLE_STATE;
+        w.role_state = &role;
         break;
     case BT_FROM_DAEMON_DRAINING:
         w.m_case = BATON__SESSION__V1__FROM_DAEMON__M_DRAINING;
@@ -831,6 +862,7 @@ enum bt_status bt_from_router_encode(const struct bt_from_router *m, struct bt_b
     Baton__Session__V1__Peers peers = BATON__SESSION__V1__PEERS__INIT;
     Baton__Session__V1__Heartbeat heartbeat = BATON__SESSION__V1__HEARTBEAT__INIT;
     Baton__Session__V1__Drain drain = BATON__SESSION__V1__DRAIN__INIT;
+    Baton__Session__V1__SetRole set_role = BATON__SESSION__V1__SET_ROLE__INIT;
     bool ok = true;
 
     bt_arena_init(&a, ENCODE_ARENA_MAX);
@@ -866,6 +898,11 @@ enum bt_status bt_from_router_encode(const struct bt_from_router *m, struct bt_b
     case BT_FROM_ROUTER_DRAIN:
         w.m_case = BATON__SESSION__V1__FROM_ROUTER__M_DRAIN;
         w.drain = &drain;
+        break;
+    case BT_FROM_ROUTER_SET_ROLE:
+        set_role.role = text(bt_role_name(m->set_role));
+        w.m_case = BATON__SESSION__V1__FROM_ROUTER__M_SET_ROLE;
+        w.set_role = &set_role;
         break;
     }
     enum bt_status st = ok ? bt_pb_pack(&w.base, out) : BT_ERR_NOMEM;

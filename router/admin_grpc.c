@@ -57,18 +57,61 @@ static void drain_message(struct bt_grpc_call *call, void *user, const uint8_t *
     bt_arena_fini(&a);
 }
 
-static void on_drain(struct bt_grpc_call *call, void *arg)
+static void set_role_message(struct bt_grpc_call *call, void *user, const uint8_t *data, size_t len)
 {
-    static const struct bt_grpc_events events = {.on_message = drain_message};
+    struct bt_router *r = user;
+    struct bt_arena a;
+    struct bt_admin_set_role m;
+    struct bt_err err = {0};
+    enum bt_role role = BT_ROLE_BOTH;
+    uint64_t instance = 0;
 
-    if (bt_router_key_ok(arg, bt_grpc_metadata(call, "authorization"))) {
-        bt_grpc_bind(call, &events, arg);
+    bt_arena_init(&a, REQUEST_ARENA);
+    enum bt_status st = bt_admin_set_role_decode(data, len, &a, &m, &err);
+
+    if (st == BT_OK && !bt_role_parse(m.role, &role)) {
+        st = bt_err_set(&err, BT_ERR_PROTOCOL, "role \"%.40s\": must be prefill, decode or both",
+                        m.role);
+    }
+    if (st == BT_OK) {
+        st = bt_rt_set_role(r->core, bt_net_loop_now(r->loop), m.node, role, m.force, &instance,
+                            &err);
+    }
+    if (st == BT_OK) {
+        reply_node(call, bt_rt_core_instance_name(r->core, instance), instance);
+        bt_router_kick(r);
+    } else {
+        fail(call, st, err.msg);
+    }
+    bt_arena_fini(&a);
+}
+
+static void bind(struct bt_grpc_call *call, struct bt_router *r,
+                 const struct bt_grpc_events *events)
+{
+    if (bt_router_key_ok(r, bt_grpc_metadata(call, "authorization"))) {
+        bt_grpc_bind(call, events, r);
     } else {
         bt_grpc_fail(call, BT_GRPC_UNAUTHENTICATED, "a missing or wrong API key");
     }
 }
 
-static const struct bt_grpc_method methods[] = {{BT_ADMIN_DRAIN, BT_GRPC_UNARY, on_drain}};
+static void on_drain(struct bt_grpc_call *call, void *arg)
+{
+    static const struct bt_grpc_events events = {.on_message = drain_message};
+
+    bind(call, arg, &events);
+}
+
+static void on_set_role(struct bt_grpc_call *call, void *arg)
+{
+    static const struct bt_grpc_events events = {.on_message = set_role_message};
+
+    bind(call, arg, &events);
+}
+
+static const struct bt_grpc_method methods[] = {{BT_ADMIN_DRAIN, BT_GRPC_UNARY, on_drain},
+                                                {BT_ADMIN_SET_ROLE, BT_GRPC_UNARY, on_set_role}};
 
 enum bt_status bt_admin_grpc_add(struct bt_grpc_server *g, struct bt_router *r)
 {

@@ -65,32 +65,117 @@ static bool replaceable(const struct bt_rt_core *c, const struct rt_node *n, enu
     return false;
 }
 
-enum bt_status bt_rt_drain(struct bt_rt_core *c, uint64_t now, const char *node, bool force,
-                           uint64_t *instance, struct bt_err *err)
+/* The node, if it can be told anything. */
+static enum bt_status find_listener(struct bt_rt_core *c, const char *node, const char *what,
+                                    struct rt_node **out, struct bt_err *err)
 {
-    struct rt_node *n = NULL;
-    enum bt_status st = find(c, node, &n, err);
+    enum bt_status st = find(c, node, out, err);
+    const struct rt_node *n = *out;
 
     if (st != BT_OK) {
         return st;
     }
     if (n->version < BT_SESSION_VERSION_ADMIN) {
-        return bt_err_set(
-            err, BT_ERR_UNSUPPORTED,
-            "node %s speaks session protocol %u and cannot be told to drain: send its "
-            "process SIGTERM",
-            n->hello.name, n->version);
+        return bt_err_set(err, BT_ERR_UNSUPPORTED,
+                          "node %s speaks session protocol %u and cannot be told to %s",
+                          n->hello.name, n->version, what);
     }
-    if (n->draining) {
-        return bt_err_set(err, BT_ERR_INVALID, "node %s drains already", n->hello.name);
-    }
+    return n->draining ? bt_err_set(err, BT_ERR_INVALID, "node %s drains already", n->hello.name)
+                       : BT_OK;
+}
+
+/* Whether others do what n does and would not do any more: as another role, or not at all (NULL). */
+static enum bt_status check_missed(const struct bt_rt_core *c, const struct rt_node *n,
+                                   const enum bt_role *as, struct bt_err *err)
+{
     for (enum bt_role leg = BT_ROLE_PREFILL; leg < BT_LEGS; leg++) {
-        if (!force && bt_role_has(n->hello.role, leg) && !replaceable(c, n, leg)) {
+        bool kept = as != NULL && bt_role_has(*as, leg);
+
+        if (bt_role_has(n->hello.role, leg) && !kept && !replaceable(c, n, leg)) {
             return bt_err_set(err, BT_ERR_INVALID,
                               "node %s is the last %s node: without it no request is served (force "
-                              "drains it all the same)",
+                              "does it all the same)",
                               n->hello.name, bt_role_name(leg));
         }
+    }
+    return BT_OK;
+}
+
+/* Names label metrics together with roles. */
+static bool name_taken(const struct bt_rt_core *c, const struct rt_node *n, enum bt_role role)
+{
+    for (uint32_t i = 0; i < c->n_slots; i++) {
+        const struct rt_node *m = &c->nodes[i];
+
+        if (m != n && m->session != 0 && m->hello_seen && m->hello.role == role &&
+            strcmp(m->hello.name, n->hello.name) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static enum bt_status check_role(const struct bt_rt_core *c, const struct rt_node *n,
+                                 enum bt_role role, struct bt_err *err)
+{
+    const char *name = n->hello.name, *as = bt_role_name(role);
+
+    if (n->losing != 0 || n->hello.role == role) {
+        return bt_err_set(err, BT_ERR_INVALID,
+                          n->losing != 0 ? "node %s is about to change its role; then ask again"
+                                         : "node %s serves as %s already",
+                          name, as);
+    }
+    if (bt_role_has(role, BT_ROLE_DECODE) && n->hello.transfer_address[0] == '\0') {
+        return bt_err_set(err, BT_ERR_INVALID,
+                          "node %s cannot serve as %s: it was started without --transfer, so no KV "
+                          "pages can reach it",
+                          name, as);
+    }
+    return name_taken(c, n, role)
+               ? bt_err_set(err, BT_ERR_INVALID, "another %s node is called %s, too", as, name)
+               : BT_OK;
+}
+
+enum bt_status bt_rt_set_role(struct bt_rt_core *c, uint64_t now, const char *node,
+                              enum bt_role role, bool force, uint64_t *instance, struct bt_err *err)
+{
+    struct rt_node *n = NULL;
+    enum bt_status st = find_listener(c, node, "change its role", &n, err);
+
+    if (st == BT_OK) {
+        st = check_role(c, n, role, err);
+    }
+    if (st == BT_OK && !force) {
+        st = check_missed(c, n, &role, err);
+    }
+    if (st != BT_OK) {
+        return st;
+    }
+    for (enum bt_role leg = BT_ROLE_PREFILL; leg < BT_LEGS; leg++) {
+        n->losing |= bt_role_has(n->hello.role, leg) && !bt_role_has(role, leg) ? 1U << leg : 0;
+    }
+    struct bt_rt_action *a = bt_rt_act(c, BT_RT_SEND);
+
+    a->session = n->session;
+    a->send.kind = BT_FROM_ROUTER_SET_ROLE;
+    a->send.set_role = role;
+    *instance = n->hello.instance;
+    bt_rt_nodes_changed(c, now);
+    return BT_OK;
+}
+
+enum bt_status bt_rt_drain(struct bt_rt_core *c, uint64_t now, const char *node, bool force,
+                           uint64_t *instance, struct bt_err *err)
+{
+    struct rt_node *n = NULL;
+    enum bt_status st = find_listener(c, node, "drain: send its process SIGTERM", &n, err);
+
+    if (st == BT_OK && !force) {
+        st = check_missed(c, n, NULL, err);
+    }
+    if (st != BT_OK) {
+        return st;
     }
     struct bt_rt_action *a = bt_rt_act(c, BT_RT_SEND);
 

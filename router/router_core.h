@@ -133,6 +133,12 @@ void bt_rt_on_session_lost(struct bt_rt_core *c, uint64_t now, uint64_t session,
 enum bt_status bt_rt_drain(struct bt_rt_core *c, uint64_t now, const char *node, bool force,
                            uint64_t *instance, struct bt_err *err) BT_NODISCARD;
 
+/* Tells a node to serve as something else. What it loses gets nothing more from now on and drains there; what is
+ * new begins when the node has answered. Errors as above; BT_ERR_INVALID also: it is so already, or the node cannot. */
+enum bt_status bt_rt_set_role(struct bt_rt_core *c, uint64_t now, const char *node,
+                              enum bt_role role, bool force, uint64_t *instance,
+                              struct bt_err *err) BT_NODISCARD;
+
 /* ---- sequences ---- */
 
 struct bt_rt_seq_start {

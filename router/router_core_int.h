@@ -21,8 +21,10 @@
 struct rt_node {
     uint64_t session; /* 0: free */
     bool hello_seen, draining;
-    bool complained; /* its mismatch was logged */
-    bool disagreed;  /* a token of its was another than one taken before; logged */
+    uint32_t losing;      /* bits of legs that it was told to give up, and has not answered yet */
+    enum bt_role leaving; /* the leg that drains there; BOTH: none */
+    bool complained;      /* its mismatch was logged */
+    bool disagreed;       /* a token of its was another than one taken before; logged */
     uint64_t last_heard;
     struct bt_msg_hello hello; /* strings in `strings` */
     char *strings;

@@ -96,6 +96,20 @@ static void forget_gone(struct bt_rt_core *c, const struct rt_node *n)
     }
 }
 
+/* Who could not reach that instance has nothing to do with it any more. */
+static void cuts_forget(struct bt_rt_core *c, uint64_t instance)
+{
+    for (uint32_t i = 0; i < c->n_slots; i++) {
+        struct rt_node *p = &c->nodes[i];
+
+        for (uint32_t k = 0; k < p->n_cut; k++) {
+            if (p->cut[k] == instance) {
+                p->cut[k] = p->cut[--p->n_cut];
+            }
+        }
+    }
+}
+
 /* Its attempts begin again elsewhere, with the tokens so far. */
 static void node_lost(struct bt_rt_core *c, uint64_t now, struct rt_node *n, const char *why)
 {
@@ -113,15 +127,7 @@ static void node_lost(struct bt_rt_core *c, uint64_t now, struct rt_node *n, con
         remember_gone(c, n, now);
         node_clear(c, n);
         bt_rt_speeds_changed(c);
-        for (uint32_t i = 0; i < c->n_slots; i++) {
-            struct rt_node *p = &c->nodes[i];
-
-            for (uint32_t k = 0; k < p->n_cut; k++) {
-                if (p->cut[k] == instance) {
-                    p->cut[k] = p->cut[--p->n_cut];
-                }
-            }
-        }
+        cuts_forget(c, instance);
         for (struct rt_seq *s = c->running.first; s != NULL; s = next) {
             next = s->next;
             enum bt_role leg =
@@ -252,6 +258,7 @@ static void on_hello(struct bt_rt_core *c, uint64_t now, struct rt_node *n,
     }
     n->hello_seen = true;
     n->version = version;
+    n->leaving = BT_ROLE_BOTH;
     n->ident = ident_of(&n->hello);
     bt_rt_affinity_new_node(c, n);
     forget_gone(c, n);
@@ -320,14 +327,29 @@ static void on_load(struct bt_rt_core *c, uint64_t now, struct rt_node *n,
     bt_rt_speeds_changed(c);
 }
 
+/* The connected node of that instance, or NULL. */
+static const struct rt_node *node_of(const struct bt_rt_core *c, uint64_t instance)
+{
+    for (uint32_t i = 0; i < c->n_slots; i++) {
+        const struct rt_node *n = &c->nodes[i];
+
+        if (n->session != 0 && n->hello_seen && n->hello.instance == instance) {
+            return n;
+        }
+    }
+    return NULL;
+}
+
 static void on_peer_state(struct bt_rt_core *c, uint64_t now, struct rt_node *n,
                           const struct bt_msg_peer_state *p)
 {
-    const char *peer = bt_rt_core_instance_name(c, p->instance);
+    const struct rt_node *d = node_of(c, p->instance);
     uint32_t at = 0;
 
-    if (peer == NULL) {
-        return; /* gone, or not here yet: then the list that names it makes the node tell again */
+    /* Gone, or not here yet, or no pair by their roles: then the list that names it makes the node tell again. */
+    if (d == NULL || (!p->reachable && !(bt_role_has(n->hello.role, BT_ROLE_PREFILL) &&
+                                         bt_role_has(d->hello.role, BT_ROLE_DECODE)))) {
+        return;
     }
     while (at < n->n_cut && n->cut[at] != p->instance) {
         at++;
@@ -351,7 +373,7 @@ static void on_peer_state(struct bt_rt_core *c, uint64_t now, struct rt_node *n,
     }
     bt_rt_log(c, p->reachable ? BT_LOG_INFO : BT_LOG_WARN,
               bt_rt_say(c, "prefill node %s %s decode node %s%s%s", n->hello.name,
-                        p->reachable ? "reaches" : "cannot reach", peer,
+                        p->reachable ? "reaches" : "cannot reach", d->hello.name,
                         p->text[0] != '\0' ? ": " : "", p->text));
     bt_rt_nodes_changed(c, now);
 }
@@ -362,6 +384,28 @@ void bt_rt_node_drains(struct bt_rt_core *c, uint64_t now, struct rt_node *n, co
     bt_rt_log(
         c, BT_LOG_INFO,
         bt_rt_say(c, "%s node %s drains, %s", bt_role_name(n->hello.role), n->hello.name, why));
+    bt_rt_nodes_changed(c, now);
+}
+
+static void on_role_state(struct bt_rt_core *c, uint64_t now, struct rt_node *n,
+                          const struct bt_msg_role_state *m)
+{
+    if (m->role != n->hello.role) {
+        bt_rt_log(c, BT_LOG_INFO,
+                  bt_rt_say(c, "%s node %s serves as %s from now on", bt_role_name(n->hello.role),
+                            n->hello.name, bt_role_name(m->role)));
+    }
+    n->hello.role = m->role;
+    n->leaving = m->leaving;
+    /* Whom a prefill node cannot reach it tells again when a list names it; that comes when it is one again. */
+    if (!bt_role_has(m->role, BT_ROLE_PREFILL)) {
+        n->n_cut = 0;
+    }
+    if (!bt_role_has(m->role, BT_ROLE_DECODE)) {
+        cuts_forget(c, n->hello.instance);
+    }
+    n->losing = 0;
+    bt_rt_speeds_changed(c);
     bt_rt_nodes_changed(c, now);
 }
 
@@ -395,6 +439,9 @@ void bt_rt_on_message(struct bt_rt_core *c, uint64_t now, uint64_t session,
         break;
     case BT_FROM_DAEMON_PEER_STATE:
         on_peer_state(c, now, n, &m->peer_state);
+        break;
+    case BT_FROM_DAEMON_ROLE_STATE:
+        on_role_state(c, now, n, &m->role_state);
         break;
     case BT_FROM_DAEMON_DRAINING:
         if (!n->draining) {
@@ -462,14 +509,9 @@ bool bt_rt_core_node(const struct bt_rt_core *c, uint32_t *pos, struct bt_rt_nod
 
 const char *bt_rt_core_instance_name(const struct bt_rt_core *c, uint64_t instance)
 {
-    for (uint32_t i = 0; i < c->n_slots; i++) {
-        const struct rt_node *n = &c->nodes[i];
+    const struct rt_node *n = node_of(c, instance);
 
-        if (n->session != 0 && n->hello_seen && n->hello.instance == instance) {
-            return n->hello.name;
-        }
-    }
-    return NULL;
+    return n != NULL ? n->hello.name : NULL;
 }
 
 bool bt_rt_core_gone(const struct bt_rt_core *c, uint32_t *pos, struct bt_rt_gone_info *out)

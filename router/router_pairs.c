@@ -8,7 +8,8 @@
 
 bool bt_rt_usable(const struct rt_node *n, enum bt_role role)
 {
-    return n->session != 0 && n->hello_seen && !n->draining && bt_role_has(n->hello.role, role);
+    return n->session != 0 && n->hello_seen && !n->draining && bt_role_has(n->hello.role, role) &&
+           (n->losing & 1U << role) == 0;
 }
 
 bool bt_rt_may_pair(const struct rt_node *p, const struct rt_node *d)
@@ -167,14 +168,16 @@ static void log_mismatch(struct bt_rt_core *c, struct rt_node *n)
     }
 }
 
-/* Tells a prefill node the decode nodes that it may use, if the list has changed. */
+/* Tells a prefill node the decode nodes that it may use, if the list has changed; one that was a prefill node, that
+ * there are none. */
 static void send_peers(struct bt_rt_core *c, struct rt_node *p)
 {
     struct bt_msg_peer *list = bt_arena_alloc(&c->scratch, c->n_slots * sizeof *list);
-    uint64_t hash = 1;
+    bool prefill = bt_role_has(p->hello.role, BT_ROLE_PREFILL);
+    uint64_t hash = prefill;
     size_t n = 0;
 
-    for (uint32_t i = 0; list != NULL && i < c->n_slots; i++) {
+    for (uint32_t i = 0; prefill && list != NULL && i < c->n_slots; i++) {
         const struct rt_node *d = &c->nodes[i];
 
         /* Also what it cannot reach now: it is the one who tries. */
@@ -210,9 +213,7 @@ void bt_rt_nodes_changed(struct bt_rt_core *c, uint64_t now)
             continue;
         }
         log_mismatch(c, n);
-        if (bt_role_has(n->hello.role, BT_ROLE_PREFILL)) {
-            send_peers(c, n);
-        }
+        send_peers(c, n);
     }
     if (ready != c->ready) {
         c->ready = ready;
@@ -260,6 +261,18 @@ const char *bt_rt_no_pair_text(struct bt_rt_core *c, bool with_decode)
     return "no pair of nodes fits the request";
 }
 
+static void node_state_text(const struct rt_node *n, char *out, size_t cap)
+{
+    if (n->draining) {
+        snprintf(out, cap, "draining");
+    } else if (n->leaving != BT_ROLE_BOTH) {
+        snprintf(out, cap, "changing: what it has as %s node ends or moves",
+                 bt_role_name(n->leaving));
+    } else {
+        snprintf(out, cap, "%s", n->losing != 0 ? "changing: it was told to" : "ready");
+    }
+}
+
 void bt_rt_node_state(const struct bt_rt_core *c, const struct rt_node *n, char *out, size_t cap)
 {
     const struct rt_node *m = opponent(c, n);
@@ -267,6 +280,6 @@ void bt_rt_node_state(const struct bt_rt_core *c, const struct rt_node *n, char 
     if (m != NULL) {
         mismatch_text(n, m, out, cap);
     } else {
-        snprintf(out, cap, "%s", n->draining ? "draining" : "ready");
+        node_state_text(n, out, cap);
     }
 }

@@ -332,3 +332,92 @@ def test_up_refuses_what_serves_nobody(args, error):
     out = subprocess.run([os.path.join(BIN, "baton"), "up", "--model", MODEL, "--listen", "127.0.0.1:0", *args], stdout=subprocess.PIPE,
                          stderr=subprocess.STDOUT, text=True, timeout=60, check=False)
     assert out.returncode == 2 and error in out.stdout
+
+
+# ---- baton role ----
+
+def roles(cluster):
+    return {n["name"]: n["role"] for n in cluster.cluster()["nodes"]}
+
+
+@pytest.mark.parametrize("timeout", ["30s", "0"])
+def test_roles_change_under_load(undisturbed, timeout):
+    """Every node becomes everything, while answers are asked for all the time; nothing is lost, nothing restarts. With no time to
+    drain, what runs in a leg that goes moves."""
+    with Cluster(MODEL, prefill=2, decode=2, node=["--drain-timeout", timeout]) as c:
+        pids = {name: d.proc.pid for name, d in c.nodes.items()}
+        with Steady(c, undisturbed) as load:
+            for name, role in [("decode-0", "both"), ("prefill-0", "decode"), ("decode-0", "prefill"), ("prefill-1", "both"),
+                               ("decode-1", "prefill"), ("prefill-1", "decode"), ("prefill-0", "prefill"), ("decode-0", "decode")]:
+                assert f"{name} serves as {role}" in baton(c, "role", name, role)
+                assert roles(c)[name] == role
+                load.more()
+        c.wait_idle()
+        assert {name: d.proc.pid for name, d in c.nodes.items() if d.proc.poll() is None} == pids
+        assert ask_all(c) == undisturbed
+        total = {n["name"]: sum(n["pages"].values()) for n in c.cluster()["nodes"]}
+        assert len(set(total.values())) == 1  # the pools are what they were
+
+
+def test_a_swap_of_all_roles(undisturbed):
+    """What decoded computes now, and the other way round: pages travel between them in the new direction."""
+    with Cluster(MODEL, node=["--prefix-cache", "off"]) as c:
+        assert answer(c, body(7, 120)) == undisturbed[7]
+        assert "the last prefill node" in baton(c, "role", "prefill-0", "decode", ok=False)
+        baton(c, "role", "prefill-0", "both")
+        baton(c, "role", "decode-0", "prefill")
+        baton(c, "role", "prefill-0", "decode")
+        assert roles(c) == {"prefill-0": "decode", "decode-0": "prefill"}
+        before = c.metric_sum("baton_kv_transferred_tokens_total", node="prefill-0")
+        assert answer(c, body(7, 120)) == undisturbed[7]
+        c.wait_idle()
+        assert c.metric_sum("baton_kv_transferred_tokens_total", node="prefill-0") == before + 120
+        c.check_logs()
+
+
+def test_role_refuses(undisturbed):
+    with Cluster(MODEL, decode=2) as c:
+        assert "the last prefill node" in baton(c, "role", "prefill-0", "decode", ok=False)
+        assert "decode already" in baton(c, "role", "decode-0", "decode", ok=False)
+        assert "connected: " in baton(c, "role", "nobody", "both", ok=False)
+        assert "prefill, decode or both" in baton(c, "role", "decode-0", "writer", ok=False)
+        assert "a NODE and its new role" in baton(c, "role", "decode-0", ok=False)
+        assert roles(c) == {"prefill-0": "prefill", "decode-0": "decode", "decode-1": "decode"}
+        assert ask_all(c) == undisturbed
+        baton(c, "role", "prefill-0", "decode", "--force")
+        assert c.http("/health")[0] == 503
+        baton(c, "role", "prefill-0", "prefill")
+        assert ask_all(c) == undisturbed
+
+
+def test_a_role_that_goes_is_seen_and_bounded(tmp_path):
+    """A long answer keeps the decode leg there; the node serves as something else meanwhile, and status says so."""
+    with Cluster(longer(MODEL, 32768, str(tmp_path)), decode=2, node=["--drain-timeout", "60s"], kv_bytes="256MiB") as c:
+        events, done = [], []
+        t = threading.Thread(target=lambda: done.append(stream_sse(c, "/v1/completions", body(1, 20, max_tokens=6000), on_event=events.append)))
+        t.start()
+        wait_until("the answer to begin", lambda: len(events) > 2)
+        busy = wait_until("the node that runs it", lambda: [n["name"] for n in c.cluster()["nodes"] if n["role"] == "decode" and n["running"]])[0]
+        out = baton(c, "role", busy, "prefill", "--timeout", "300ms", ok=False)
+        assert "1 running" in out and "it goes on" in out
+        (n,) = [n for n in c.cluster()["nodes"] if n["name"] == busy]
+        assert n["role"] == "prefill" and n["state"].startswith("changing: what it has as decode node")
+        assert "changing" in baton(c, "status")
+        t.join()
+        assert done[0][-1]["choices"][0]["finish_reason"] == "length"
+        wait_until("the leg to be gone", lambda: all(n["state"] == "ready" for n in c.cluster()["nodes"]))
+        assert c.metric_sum("baton_requests_migrated_total") == 0
+        baton(c, "role", busy, "both")
+        assert answer(c, body(2, 10))[2] == "length"
+
+
+def test_roles_after_a_routers_restart(undisturbed):
+    """A router that comes back hears the roles of now, not those of the start."""
+    with Cluster(MODEL, decode=2) as c:
+        baton(c, "role", "decode-1", "both")
+        listen, sessions = c.address, c.sessions
+        c.router.kill()
+        c.start_router(listen, sessions)
+        c.wait_ready()
+        assert roles(c)["decode-1"] == "both"
+        assert ask_all(c) == undisturbed

@@ -128,11 +128,59 @@ static void test_resend(void)
     }
 }
 
+static void test_roles(void)
+{
+    for (enum bt_role r = BT_ROLE_PREFILL; r <= BT_ROLE_BOTH; r++) {
+        enum bt_role other = r == BT_ROLE_PREFILL ? BT_ROLE_DECODE : BT_ROLE_PREFILL, parsed;
+        struct bt_from_daemon in = {.kind = BT_FROM_DAEMON_ROLE_STATE,
+                                    .role_state = {r, BT_ROLE_BOTH}};
+        struct bt_from_daemon out;
+        struct bt_from_router to = {.kind = BT_FROM_ROUTER_SET_ROLE, .set_role = r}, back;
+
+        CHECK(bt_role_parse(bt_role_name(r), &parsed) && parsed == r);
+        CHECK_EQ(through(&in, &out), BT_OK);
+        CHECK(out.role_state.role == r && out.role_state.leaving == BT_ROLE_BOTH);
+        in.role_state.leaving = other;
+        CHECK_EQ(through(&in, &out), (r == BT_ROLE_BOTH ? BT_ERR_PROTOCOL : BT_OK));
+        bt_buf_clear(&buf);
+        CHECK_EQ(bt_from_router_encode(&to, &buf), BT_OK);
+        CHECK_EQ(bt_from_router_decode(buf.data, buf.len, &arena, &back, &err), BT_OK);
+        CHECK(back.kind == BT_FROM_ROUTER_SET_ROLE && back.set_role == r);
+    }
+    CHECK(!bt_role_has(BT_ROLE_PREFILL, BT_ROLE_DECODE) &&
+          bt_role_has(BT_ROLE_BOTH, BT_ROLE_DECODE));
+}
+
+/* A submit says for which leg it is; one of version 1 does not. */
+static void test_leg(void)
+{
+    static const uint32_t tokens[] = {5};
+
+    for (enum bt_role leg = BT_ROLE_PREFILL; leg <= BT_ROLE_BOTH; leg++) {
+        struct bt_from_router in = {.kind = BT_FROM_ROUTER_SUBMIT,
+                                    .submit = {.leg = leg,
+                                               .n_tokens = 1,
+                                               .tokens = tokens,
+                                               .n_prompt = 1,
+                                               .sampling = {.top_p = 1,
+                                                            .repetition_penalty = 1,
+                                                            .max_tokens = 1}}},
+                              out;
+
+        bt_buf_clear(&buf);
+        CHECK_EQ(bt_from_router_encode(&in, &buf), BT_OK);
+        CHECK_EQ(bt_from_router_decode(buf.data, buf.len, &arena, &out, &err), BT_OK);
+        CHECK_EQ(out.submit.leg, leg);
+    }
+}
+
 int main(void)
 {
     bt_arena_init(&arena, (size_t)4 << 20);
     test_strings();
     test_prefix_blocks();
+    test_roles();
+    test_leg();
     test_peer_without_instance();
     test_resend();
     bt_arena_fini(&arena);

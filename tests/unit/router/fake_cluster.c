@@ -223,6 +223,7 @@ static void on_message(struct bt_grpc_call *call, void *user, const uint8_t *dat
         n->n_peers = (uint32_t)m.peers.n;
         break;
     case BT_FROM_ROUTER_DRAIN:
+    case BT_FROM_ROUTER_SET_ROLE:
         break;
     case BT_FROM_ROUTER_HEARTBEAT:
         send_message(

@@ -10,7 +10,8 @@
 
 static struct bt_rt_core *core;
 static uint64_t now, told[16], submitted[16];
-static size_t n_told, n_submitted;
+static size_t n_told, n_submitted, n_ends;
+static struct bt_ticket ticket; /* of the last submit */
 static bool ready;
 
 static void drain_actions(void)
@@ -18,10 +19,14 @@ static void drain_actions(void)
     struct bt_rt_action a;
 
     while (bt_rt_core_next(core, &a)) {
-        if (a.kind == BT_RT_SEND && a.send.kind == BT_FROM_ROUTER_DRAIN) {
+        if (a.kind == BT_RT_SEND &&
+            (a.send.kind == BT_FROM_ROUTER_DRAIN || a.send.kind == BT_FROM_ROUTER_SET_ROLE)) {
             told[n_told++] = a.session;
         } else if (a.kind == BT_RT_SEND && a.send.kind == BT_FROM_ROUTER_SUBMIT) {
             submitted[n_submitted++] = a.session;
+            ticket = a.send.submit.ticket;
+        } else if (a.kind == BT_RT_END) {
+            n_ends++;
         } else if (a.kind == BT_RT_READY) {
             ready = a.ready;
         }
@@ -45,7 +50,7 @@ static void begin(void)
                                            .backoff_ns = 20 * MS};
 
     now = 1000 * MS;
-    n_told = n_submitted = 0;
+    n_told = n_submitted = n_ends = 0;
     ready = false;
     CHECK_EQ(bt_rt_core_create(&opts, &core), BT_OK);
 }
@@ -152,8 +157,97 @@ static void test_who(void)
     end();
 }
 
+static void role_state(uint64_t session, enum bt_role role, enum bt_role leaving)
+{
+    const struct bt_from_daemon m = {.kind = BT_FROM_DAEMON_ROLE_STATE,
+                                     .role_state = {role, leaving}};
+
+    bt_rt_on_message(core, now, session, &m);
+    drain_actions();
+}
+
+static const char *set_role(const char *node, enum bt_role role, bool force, enum bt_status want,
+                            uint64_t instance)
+{
+    static struct bt_err err;
+    uint64_t got = 0;
+
+    err = (struct bt_err){0};
+    CHECK_EQ(bt_rt_set_role(core, now, node, role, force, &got, &err), want);
+    CHECK_EQ(got, instance);
+    drain_actions();
+    return err.msg;
+}
+
+static const char *state_of(uint64_t instance, enum bt_role *role)
+{
+    static struct bt_rt_node_info info;
+
+    for (uint32_t pos = 0; bt_rt_core_node(core, &pos, &info);) {
+        if (info.instance == instance) {
+            *role = info.role;
+            return info.state;
+        }
+    }
+    return "";
+}
+
+static void test_role(void)
+{
+    enum bt_role role;
+
+    begin();
+    uint64_t p0 = join(BT_ROLE_PREFILL, 1, "p0", 7, 2);
+
+    (void)join(BT_ROLE_PREFILL, 2, "p1", 7, 2);
+    (void)join(BT_ROLE_DECODE, 3, "d0", 7, 2);
+    CHECK(strstr(set_role("p0", BT_ROLE_PREFILL, false, BT_ERR_INVALID, 0), "prefill already") !=
+          NULL);
+    CHECK(strstr(set_role("d0", BT_ROLE_PREFILL, false, BT_ERR_INVALID, 0), "the last decode") !=
+          NULL);
+    CHECK_EQ(n_told, 0);
+    (void)set_role("p0", BT_ROLE_DECODE, false, BT_OK, 1);
+    CHECK(n_told == 1 && told[0] == p0);
+    CHECK(strncmp(state_of(1, &role), "changing", 8) == 0 && role == BT_ROLE_PREFILL);
+    CHECK(strstr(set_role("p0", BT_ROLE_BOTH, false, BT_ERR_INVALID, 0), "about to") != NULL);
+    CHECK(strstr(set_role("p1", BT_ROLE_DECODE, false, BT_ERR_INVALID, 0), "the last prefill") !=
+          NULL);
+    ask(); /* nothing for the leg that goes */
+    CHECK(n_submitted == 2 && submitted[0] != p0 && submitted[1] != p0);
+    role_state(p0, BT_ROLE_DECODE, BT_ROLE_PREFILL);
+    CHECK(strstr(state_of(1, &role), "as prefill node") != NULL && role == BT_ROLE_DECODE);
+    role_state(p0, BT_ROLE_DECODE, BT_ROLE_BOTH);
+    CHECK_STR(state_of(1, &role), "ready");
+    (void)set_role("d0", BT_ROLE_PREFILL, false, BT_OK, 3); /* p0 decodes now */
+    CHECK(ready);
+    end();
+}
+
+/* What a node computes in the leg that it gives up is still taken. */
+static void test_role_keeps_what_runs(void)
+{
+    begin();
+    uint64_t b = join(BT_ROLE_BOTH, 1, "b", 7, 2);
+
+    ask(); /* its decode leg */
+    CHECK(n_submitted == 1 && submitted[0] == b);
+    (void)join(BT_ROLE_DECODE, 2, "d", 7, 2);
+    (void)set_role("b", BT_ROLE_PREFILL, false, BT_OK, 1);
+    role_state(b, BT_ROLE_PREFILL, BT_ROLE_DECODE);
+    struct bt_sampled list[3] = {{.token = 1}, {.token = 2}, {.token = 3}};
+    struct bt_msg_output o = {.ticket = ticket, .n_tokens = 3, .tokens = list, .finish = 2};
+    struct bt_from_daemon m = {.kind = BT_FROM_DAEMON_OUTPUTS, .outputs = {1, &o}};
+
+    bt_rt_on_message(core, now, b, &m);
+    drain_actions();
+    CHECK_EQ(n_ends, 1);
+    end();
+}
+
 int main(void)
 {
+    test_role();
+    test_role_keeps_what_runs();
     test_drain();
     test_who();
     return bt_test_done();
