@@ -1279,6 +1279,100 @@ static void test_submit_refused_by_engine(void)
     world_check_idle(&w);
 }
 
+/* ---- forgeries ---- */
+
+/* Nothing came of it but one count, and at most an answer to who sent it, about the ticket that it named. */
+static void check_forged_p(struct world *w, uint64_t conn, const struct bt_control *m)
+{
+    uint64_t stale = bt_pf_core_stats(w->p)->stale;
+
+    bt_pf_on_control(w->p, w->now, conn, m);
+    const struct bt_pf_actions *list = bt_pf_core_actions(w->p);
+
+    CHECK_EQ(bt_pf_core_stats(w->p)->stale, stale + 1);
+    CHECK(list->n <= 1);
+    for (size_t i = 0; i < list->n; i++) {
+        CHECK_EQ(list->items[i].kind, BT_PF_CONTROL);
+        CHECK_EQ(list->items[i].peer, conn);
+        CHECK(bt_ticket_equal(&list->items[i].control.ticket, &m->ticket));
+    }
+}
+
+static void check_forged_d(struct world *w, uint64_t conn, const struct bt_control *m)
+{
+    uint64_t stale = bt_dc_core_stats(w->d)->stale;
+
+    bt_dc_on_control(w->d, w->now, conn, m);
+    const struct bt_dc_actions *list = bt_dc_core_actions(w->d);
+
+    CHECK_EQ(bt_dc_core_stats(w->d)->stale, stale + 1);
+    CHECK(list->n <= 1);
+    for (size_t i = 0; i < list->n; i++) {
+        CHECK_EQ(list->items[i].kind, BT_DC_CONTROL);
+        CHECK_EQ(list->items[i].peer, conn);
+        CHECK(bt_ticket_equal(&list->items[i].control.ticket, &m->ticket));
+    }
+}
+
+/* One message that nobody should have sent: a ticket that nobody gave, or a real one over a connection that it does not
+ * belong to, or with a generation that D never gave. */
+static void forge(struct world *w)
+{
+    static const enum bt_control_kind kinds[] = {BT_CONTROL_GRANT,  BT_CONTROL_REFUSE,
+                                                 BT_CONTROL_REVOKE, BT_CONTROL_HANDOFF,
+                                                 BT_CONTROL_FORGET, BT_CONTROL_DONE};
+    struct bt_control m = {.kind = kinds[rnd(w, 6)], .generation = 1 + rnd(w, 20)};
+    uint64_t conn = CONN;
+
+    switch (rnd(w, 3)) {
+    case 0:
+        memset(m.ticket.b, 0xee, sizeof m.ticket.b);
+        m.ticket.b[3] = (uint8_t)rnd(w, 256);
+        break;
+    case 1:
+        m.ticket = w->tickets[rnd(w, w->n_requests)];
+        conn = CONN + 1;
+        break;
+    default:
+        m.ticket = w->tickets[rnd(w, w->n_requests)];
+        m.generation = 1000000 + rnd(w, 20);
+        m.kind = BT_CONTROL_DONE;
+        check_forged_p(w, conn, &m);
+        m.kind = BT_CONTROL_HANDOFF;
+        check_forged_d(w, conn, &m);
+        return;
+    }
+    m.grant.n_groups = m.handoff.n_groups = 1;
+    check_forged_p(w, conn, &m);
+    check_forged_d(w, conn, &m);
+}
+
+static void test_forged(unsigned seed)
+{
+    static struct world w;
+
+    world_start(&w, seed);
+    for (uint32_t i = 0; i < 6; i++) {
+        add_request(&w, 1 + rnd(&w, 40), 2 + rnd(&w, 5));
+    }
+    for (size_t steps = 0; w.n > 0 && steps < 100000; steps++) {
+        size_t i = pick(&w);
+        struct flight f = w.msgs[i];
+
+        memmove(&w.msgs[i], &w.msgs[i + 1], (w.n - i - 1) * sizeof f);
+        w.n--;
+        deliver(&w, &f);
+        forge(&w);
+    }
+    for (uint32_t r = 0; r < 6; r++) {
+        CHECK_EQ(w.p_outputs[r], 1);
+        CHECK_EQ(w.d_outputs[r], w.max_tokens_of[r]);
+        CHECK_EQ(w.finished[r], 1);
+        CHECK_EQ(w.ended[r], 0);
+    }
+    world_check_idle(&w);
+}
+
 int main(void)
 {
     test_forget_of_another_generation();
@@ -1299,6 +1393,7 @@ int main(void)
         test_peer_lost(seed);
         test_give_back(seed);
         test_resend(seed);
+        test_forged(seed);
         if (bt_test_failures > 0) {
             fprintf(stderr, "failed at seed %u\n", seed);
             break;
