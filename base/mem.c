@@ -8,6 +8,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include "base/assert.h"
 
 static atomic_size_t live_bytes;
 
@@ -122,6 +123,19 @@ void bt_free(void *p)
         atomic_fetch_sub_explicit(&live_bytes, malloc_usable_size(p), memory_order_relaxed);
         free(p);
     }
+}
+
+void *bt_grow(void *items, size_t n, size_t *cap, size_t item_bytes)
+{
+    if (n < *cap) {
+        return items;
+    }
+    size_t more = *cap == 0 ? 32 : *cap * 2, bytes;
+    void *grown = bt_mul_size(more, item_bytes, &bytes) ? bt_realloc(items, bytes) : NULL;
+
+    BT_ASSERT(grown != NULL);
+    *cap = more;
+    return grown;
 }
 
 bool bt_mul_size(size_t a, size_t b, size_t *out)

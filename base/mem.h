@@ -27,6 +27,11 @@ void bt_mem_return_large(void);
  * allocations may wait for some of it. */
 void bt_mem_trim(void);
 
+/* A list of n items with room for one more, where it is now; *cap: items that there is room for, 0 with NULL. For lists
+ * that grow to their working size and stay there, of things whose loss would break a promise: without memory the
+ * process ends. */
+void *bt_grow(void *items, size_t n, size_t *cap, size_t item_bytes) BT_NODISCARD;
+
 /* false on overflow; *out is then untouched. */
 bool bt_mul_size(size_t a, size_t b, size_t *out) BT_NODISCARD;
 bool bt_add_size(size_t a, size_t b, size_t *out) BT_NODISCARD;

@@ -600,11 +600,7 @@ void sim_engine_cmd(struct bt_sim *s, struct sim_node *n, const struct sim_cmd *
 {
     struct sim_engine *x = &n->engine;
 
-    if (x->n_cmds == x->cap_cmds) {
-        x->cap_cmds = x->cap_cmds == 0 ? 16 : x->cap_cmds * 2;
-        x->cmds = bt_realloc(x->cmds, x->cap_cmds * sizeof *x->cmds);
-        BT_ASSERT(x->cmds != NULL);
-    }
+    x->cmds = bt_grow(x->cmds, x->n_cmds, &x->cap_cmds, sizeof *x->cmds);
     x->cmds[x->n_cmds++] = *c;
     wake(s, n, sim_local(s));
 }

@@ -292,11 +292,7 @@ void sim_link_output(struct bt_sim *s, struct sim_node *n, uint32_t link,
 {
     struct sim_link *l = &n->links[link];
 
-    if (l->n_outbox == l->cap_outbox) {
-        l->cap_outbox = l->cap_outbox == 0 ? 16 : l->cap_outbox * 2;
-        l->outbox = bt_realloc(l->outbox, l->cap_outbox * sizeof *l->outbox);
-        BT_ASSERT(l->outbox != NULL);
-    }
+    l->outbox = bt_grow(l->outbox, l->n_outbox, &l->cap_outbox, sizeof *l->outbox);
     struct bt_msg_output *x = &l->outbox[l->n_outbox++];
 
     *x = *o;

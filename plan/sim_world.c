@@ -65,11 +65,7 @@ static bool before(const struct sim_heap_item *a, const struct sim_heap_item *b)
 
 static void heap_push(struct bt_sim *s, struct sim_heap_item x)
 {
-    if (s->n_heap == s->cap_heap) {
-        s->cap_heap = s->cap_heap == 0 ? 1024 : s->cap_heap * 2;
-        s->heap = bt_realloc(s->heap, s->cap_heap * sizeof *s->heap);
-        BT_ASSERT(s->heap != NULL);
-    }
+    s->heap = bt_grow(s->heap, s->n_heap, &s->cap_heap, sizeof *s->heap);
     size_t at = s->n_heap++;
 
     while (at > 0 && before(&x, &s->heap[(at - 1) / 2])) {
@@ -145,11 +141,7 @@ struct sim_event *sim_post(struct bt_sim *s, uint64_t at, uint32_t proc, sim_fn 
 
 void sim_push_event(struct sim_event **list, size_t *n, size_t *cap, struct sim_event *e)
 {
-    if (*n == *cap) {
-        *cap = *cap == 0 ? 16 : *cap * 2;
-        *list = bt_realloc(*list, *cap * sizeof **list);
-        BT_ASSERT(*list != NULL);
-    }
+    *list = bt_grow(*list, *n, cap, sizeof **list);
     (*list)[(*n)++] = *e;
     e->p = NULL;
 }

@@ -166,20 +166,11 @@ static void begin(struct bt_pf_core *c)
     c->actions.n = 0;
 }
 
-/* The list grows to its working size and stays there. */
 static struct bt_pf_action *act(struct bt_pf_core *c, enum bt_pf_action_kind kind)
 {
     struct bt_pf_actions *a = &c->actions;
 
-    if (a->n == a->cap) {
-        size_t cap = a->cap == 0 ? 64 : a->cap * 2;
-        struct bt_pf_action *grown = bt_realloc(a->items, cap * sizeof *grown);
-
-        BT_ASSERT(grown !=
-                  NULL); /* a lost action would break the protocol: better die and be replaced */
-        a->items = grown;
-        a->cap = cap;
-    }
+    a->items = bt_grow(a->items, a->n, &a->cap, sizeof *a->items);
     struct bt_pf_action *x = &a->items[a->n++];
 
     memset(x, 0, sizeof *x);

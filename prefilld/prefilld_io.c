@@ -51,14 +51,7 @@ static uint64_t now_ns(const struct bt_prefilld *p)
 
 static void answer(struct bt_prefilld *p, struct answer a)
 {
-    if (p->n_answers == p->answers_cap) {
-        size_t cap = p->answers_cap == 0 ? 16 : p->answers_cap * 2;
-        struct answer *grown = bt_realloc(p->answers, cap * sizeof *grown);
-
-        BT_ASSERT(grown != NULL); /* a lost answer would leave a job for ever */
-        p->answers = grown;
-        p->answers_cap = cap;
-    }
+    p->answers = bt_grow(p->answers, p->n_answers, &p->answers_cap, sizeof *p->answers);
     p->answers[p->n_answers++] = a;
 }
 

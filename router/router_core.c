@@ -97,18 +97,9 @@ void bt_rt_core_destroy(struct bt_rt_core *c)
 
 /* ---- actions ---- */
 
-/* The list grows to its working size and stays there. */
 struct bt_rt_action *bt_rt_act(struct bt_rt_core *c, enum bt_rt_action_kind kind)
 {
-    if (c->n_actions == c->cap_actions) {
-        size_t cap = c->cap_actions == 0 ? 64 : c->cap_actions * 2;
-        struct bt_rt_action *grown = bt_realloc(c->actions, cap * sizeof *grown);
-
-        BT_ASSERT(grown !=
-                  NULL); /* a lost action would break the protocol: better die and be replaced */
-        c->actions = grown;
-        c->cap_actions = cap;
-    }
+    c->actions = bt_grow(c->actions, c->n_actions, &c->cap_actions, sizeof *c->actions);
     struct bt_rt_action *a = &c->actions[c->n_actions++];
 
     memset(a, 0, sizeof *a);
@@ -170,14 +161,7 @@ void bt_rt_trash(struct bt_rt_core *c, void *p)
     if (p == NULL) {
         return;
     }
-    if (c->n_trash == c->cap_trash) {
-        size_t cap = c->cap_trash == 0 ? 64 : c->cap_trash * 2;
-        void **grown = bt_realloc(c->trash, cap * sizeof *grown);
-
-        BT_ASSERT(grown != NULL);
-        c->trash = grown;
-        c->cap_trash = cap;
-    }
+    c->trash = bt_grow(c->trash, c->n_trash, &c->cap_trash, sizeof *c->trash);
     c->trash[c->n_trash++] = p;
 }
 

@@ -213,6 +213,27 @@ static void test_clock(void)
     CHECK(bt_clock_unix_ns() > UINT64_C(1700000000) * BT_NS_PER_S);
 }
 
+/* Grows now and then, and what is in it stays. */
+static void test_grow(void)
+{
+    uint32_t *list = NULL;
+    size_t cap = 0, grown = 0;
+
+    for (uint32_t n = 0; n < 1000; n++) {
+        size_t before = cap;
+
+        list = bt_grow(list, n, &cap, sizeof *list);
+        grown += cap != before;
+        CHECK(cap > n);
+        list[n] = n;
+    }
+    CHECK(grown <= 6);
+    for (uint32_t n = 0; n < 1000; n++) {
+        CHECK_EQ(list[n], n);
+    }
+    bt_free(list);
+}
+
 int main(void)
 {
     test_sizes();
@@ -222,5 +243,6 @@ int main(void)
     test_buf();
     test_err();
     test_clock();
+    test_grow();
     return bt_test_done();
 }
