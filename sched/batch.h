@@ -27,9 +27,10 @@
  * only those that will be seen. They are never written. Where a cached page goes on with all of the
  * next tokens that are wanted, or at least a quarter of a page, these are copied into the
  * sequence's own page (copy_from). At least one token of a
- * prompt is always computed, because its logits are needed. Indexed pages without a holder are
- * cached: they count as room, and the one unused for the longest is given up first, a page always
- * after those behind it.
+ * prompt is always computed, because its logits are needed. A prompt other than the oldest does not
+ * start in a step that computes the next page that it could take, for another prompt. Indexed pages
+ * without a holder are cached: they count as room, and the one unused for the longest is given up
+ * first, a page always after those behind it.
  *  - A cancelled sequence keeps its pages and takes no part in any step; remove it. */
 
 #include <stdbool.h>

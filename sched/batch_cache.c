@@ -5,6 +5,7 @@
 #include "sched/batch_int.h"
 
 #include <stddef.h>
+#include <string.h>
 #include "base/assert.h"
 #include "sched/prefix_hash.h"
 
@@ -96,6 +97,31 @@ uint32_t bt_batch_cache_probe(const struct bt_batch *b, const struct bt_batch_se
     }
     find_hit(b, s, n_tokens, &h);
     return h.n_pages * b->opts.page_tokens + h.n_alike;
+}
+
+bool bt_batch_cache_soon(const struct bt_batch *b, const struct bt_batch_seq *s)
+{
+    uint32_t size = b->opts.page_tokens;
+    struct hit h;
+
+    if (!takes_part(b, s) || s->all_rows) {
+        return false;
+    }
+    find_pages(b, s, s->n_tokens - 1, &h);
+    uint32_t end = (h.n_pages + 1) * size;
+
+    for (uint32_t i = 0; i < b->n_spans && end <= s->n_tokens; i++) {
+        const struct bt_batch_seq *o = &b->seqs[b->spans[i].slot];
+
+        if (o->state == BT_BATCH_PREFILL && takes_part(b, o) && o->n_tokens >= end &&
+            o->n_done < end &&
+            memcmp(block(b, o, h.n_pages), block(b, s, h.n_pages), size * sizeof(*s->tokens)) ==
+                0 &&
+            memcmp(o->tokens, s->tokens, (size_t)h.n_pages * size * sizeof(*s->tokens)) == 0) {
+            return true;
+        }
+    }
+    return false;
 }
 
 /* ---- taking ---- */

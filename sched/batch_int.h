@@ -8,6 +8,8 @@
 
 _Static_assert(BT_BATCH_GROUPS_MAX <= BT_PREFIX_GROUPS_MAX, "the index knows all groups");
 
+#define BATCH_WAITS UINT32_MAX
+
 struct bt_batch {
     struct bt_batch_opts opts;
     struct bt_pages *pages[BT_BATCH_GROUPS_MAX];
@@ -17,7 +19,8 @@ struct bt_batch {
     uint32_t *free_slots; /* stack */
     uint32_t n_free_slots;
     struct bt_prefix_index *index; /* NULL: no prefix cache */
-    uint32_t *planned; /* [max_seqs]: span of the slot in the current plan + 1, 0: none */
+    uint32_t *planned;             /* [max_seqs]: span of the slot in the current plan + 1, 0: none,
+                          BATCH_WAITS: it has to wait for another's pages */
 
     uint64_t head_id;     /* the oldest prompt of the last plan */
     uint32_t n_overtakes; /* younger ones started while it waited for pages */
@@ -52,6 +55,8 @@ void bt_batch_forget(struct bt_batch *b, uint32_t slot);
 /* How many of the first n_tokens tokens the cache has. */
 uint32_t bt_batch_cache_probe(const struct bt_batch *b, const struct bt_batch_seq *s,
                               uint32_t n_tokens);
+/* A prompt of the current plan computes the page that is the next one the cache does not have. */
+bool bt_batch_cache_soon(const struct bt_batch *b, const struct bt_batch_seq *s);
 /* Takes their pages by reference, as the sequence's first ones; it has none yet. What is to be
  * copied besides stands in the sequence. */
 void bt_batch_cache_take(struct bt_batch *b, struct bt_batch_seq *s, uint32_t n_tokens);

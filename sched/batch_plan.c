@@ -164,7 +164,8 @@ static uint32_t shortest(const struct bt_batch *b, const struct room *room)
     return best;
 }
 
-/* Shares what the oldest prompt left among the others, the shortest first. */
+/* Shares what the oldest prompt left among the others, the shortest first. What is being computed for
+ * another one is not computed twice. */
 static void plan_short(struct bt_batch *b, struct room *room)
 {
     while (room->tokens > 0 && room->rows > 0) {
@@ -175,6 +176,10 @@ static void plan_short(struct bt_batch *b, struct room *room)
         }
         bool waiting = b->seqs[slot].state == BT_BATCH_WAITING;
 
+        if (waiting && bt_batch_cache_soon(b, &b->seqs[slot])) {
+            b->planned[slot] = BATCH_WAITS;
+            continue;
+        }
         if (!admit(b, slot, room->spare)) {
             room->pages_out = true;
             continue;

@@ -124,6 +124,14 @@ def test_other_parameters_share_pages(cached, plain):
     assert ask(cached, prompt)["usage"]["cached_tokens"] == 80
 
 
+def test_choices_compute_the_prompt_once(cached, plain):
+    name = "baton_prefix_cached_tokens_total"
+    prompt = ids("choices", 300)
+    before = cached.metrics().get(name, 0)
+    assert ask(cached, prompt, n=4)["choices"] == ask(plain, prompt, n=4)["choices"]
+    assert cached.metrics()[name] == before + 3 * not_computed(300)
+
+
 def test_echo_computes_the_whole_prompt(cached, plain):
     prompt = ids("echo", 70)
     ask(cached, prompt)

@@ -129,13 +129,49 @@ static void test_shared_by_several(void)
     CHECK_EQ(count(b, BT_PAGE_LEASED), 3);
     bt_batch_remove(b, y);
     CHECK_EQ(count(b, BT_PAGE_CACHED), 2);
-    /* Computed at the same time, so twice: one stays. */
+    /* Computed by two at the same time, because one wants all rows: one copy stays. */
+    struct bt_batch_new n = {
+        .n_tokens = 9, .n_tokens_max = 9, .hold = true, .all_rows = true, .tokens = other};
+
     x = submit(b, other, 9);
-    y = submit(b, other, 9);
+    CHECK_EQ(bt_batch_submit(b, &n, &y), BT_OK);
     CHECK_EQ(step(b), 18);
     bt_batch_remove(b, x);
     bt_batch_remove(b, y);
     CHECK_EQ(count(b, BT_PAGE_CACHED), 4);
+    bt_batch_destroy(b);
+}
+
+/* Prompts that begin alike and come together are computed once: the others wait for the pages. */
+static void test_computed_once(void)
+{
+    struct bt_batch *b = make(16);
+    uint32_t x = submit(b, text, 15), y = submit(b, text, 15), z = submit(b, text, 10);
+    uint32_t u = submit(b, other, 6);
+
+    /* The oldest, and what is not alike. */
+    CHECK_EQ(step(b), 15 + 6);
+    CHECK_EQ(bt_batch_seq(b, y)->state, BT_BATCH_WAITING);
+    CHECK_EQ(bt_batch_seq(b, z)->state, BT_BATCH_WAITING);
+    CHECK_EQ(step(b), 3 + 1); /* y has 12 tokens, z 8 and one of the third page */
+    bt_batch_remove(b, x);
+    bt_batch_remove(b, y);
+    bt_batch_remove(b, z);
+    bt_batch_remove(b, u);
+    /* One that is cancelled is waited for no longer. */
+    static const uint32_t new[16] = {5, 5, 5, 5, 4, 4, 4, 4, 3, 3, 3, 3, 2, 2, 2, 2};
+    struct bt_batch_plan plan;
+
+    x = submit(b, new, 16);
+    y = submit(b, new, 16);
+    bt_batch_plan(b, &plan);
+    CHECK_EQ(plan.n_spans, 1);
+    bt_batch_cancel(b, x);
+    bt_batch_abandon(b);
+    CHECK_EQ(step(b), 16);
+    bt_batch_remove(b, x);
+    bt_batch_remove(b, y);
+    CHECK_EQ(count(b, BT_PAGE_LEASED), 0);
     bt_batch_destroy(b);
 }
 
@@ -276,6 +312,7 @@ int main(void)
 {
     test_hit_and_miss();
     test_shared_by_several();
+    test_computed_once();
     test_evicts_from_the_end();
     test_landing();
     test_not_cached();
