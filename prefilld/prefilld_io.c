@@ -39,6 +39,7 @@ struct bt_prefilld {
     struct peer_list lists[BT_ROUTERS_MAX];
     struct answer *answers;
     size_t n_answers, answers_cap;
+    struct bt_log_limit not_dialled;
     struct bt_prom_hist prefill_seconds, queue_seconds, post_seconds, move_seconds, shares;
 };
 
@@ -107,7 +108,12 @@ static void do_connect(struct bt_prefilld *p, const struct bt_pf_action *a)
     enum bt_status st = bt_xfer_connect(p->node->xfer, a->address, a->instance, &conn);
 
     if (st != BT_OK) {
-        bt_log_warn("prefilld", "cannot dial decode node at %s: %s", a->address, bt_status_str(st));
+        uint32_t n_held;
+
+        if (bt_log_may(&p->not_dialled, now_ns(p), &n_held)) {
+            bt_log_warn("prefilld", "cannot dial decode node at %s: %s (%u more before it)",
+                        a->address, bt_status_str(st), n_held);
+        }
         answer(p, (struct answer){.kind = ANSWER_CONNECT_FAILED, .id = a->instance, .st = st});
         return;
     }

@@ -11,6 +11,7 @@
 #include <stdint.h>
 #include <sys/queue.h>
 #include "base/hash.h"
+#include "base/log.h"
 #include "transfer/xfer.h"
 #include "transfer/xfer_wire.h"
 
@@ -204,6 +205,7 @@ struct bt_xfer {
     atomic_uint_fast64_t next_peer;
     atomic_size_t ctrl_out_bytes, ctrl_in_bytes;
     atomic_uint n_landings;
+    struct bt_log_limit in_vain; /* lines about connections that were never up */
 
     pthread_mutex_t cmd_mu;
     struct xfer_cmds cmds;

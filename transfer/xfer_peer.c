@@ -168,8 +168,14 @@ void xfer_peer_down(struct bt_xfer *x, struct xfer_peer *p, enum bt_status st, c
         return;
     }
     bool told = !p->incoming || p->state == PEER_UP;
-    BT_LOG(told && st != BT_ERR_CANCELLED ? BT_LOG_WARN : BT_LOG_INFO, "transfer", NULL,
-           "peer %016" PRIx64 " (%s) down: %s", p->instance, p->address, why);
+    uint32_t n_held;
+    /* Dialled in vain again and again: one line a minute; routers name each pair that is cut. */
+    bool again =
+        p->state != PEER_UP && !p->incoming && !bt_log_may(&x->in_vain, x->now_ns, &n_held);
+    BT_LOG(again                            ? BT_LOG_DEBUG
+           : told && st != BT_ERR_CANCELLED ? BT_LOG_WARN
+                                            : BT_LOG_INFO,
+           "transfer", NULL, "peer %016" PRIx64 " (%s) down: %s", p->instance, p->address, why);
     count_failure(x, p, st);
     if (p->state == PEER_UP) {
         x->st.peers_up--;

@@ -383,6 +383,8 @@ def test_peers_that_are_not_there(led, undisturbed):
     m = submit(b"nowhere".ljust(16), peer_instance=1, peer_address="127.0.0.1:9")
     p.send(submit=m)
     assert "cannot be reached" in p.wait_end(m.ticket).text
+    lines = c.nodes["prefill-0"].log().splitlines()
+    assert sum(" warn " in line and ("cannot dial" in line or "127.0.0.1:9)" in line) for line in lines) <= 4  # one a minute each
     assert stream(c, body(0)) == undisturbed[0]
     p.send(peers=pb.Peers())
     c.wait_idle()
