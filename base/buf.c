@@ -59,7 +59,8 @@ bool bt_buf_reserve(struct bt_buf *b, size_t more)
 
 bool bt_buf_add(struct bt_buf *b, const void *p, size_t n)
 {
-    if (!bt_buf_reserve(b, n)) {
+    /* With room for it and the NUL there is nothing to reserve: most appends are short. */
+    if ((b->failed || n >= b->cap - b->len) && !bt_buf_reserve(b, n)) {
         return false;
     }
     if (n > 0) {
@@ -78,6 +79,18 @@ bool bt_buf_adds(struct bt_buf *b, const char *s)
 bool bt_buf_addc(struct bt_buf *b, char c)
 {
     return bt_buf_add(b, &c, 1);
+}
+
+bool bt_buf_addu(struct bt_buf *b, uint64_t v)
+{
+    char digits[20];
+    size_t at = sizeof digits;
+
+    do {
+        digits[--at] = (char)('0' + v % 10);
+        v /= 10;
+    } while (v > 0);
+    return bt_buf_add(b, digits + at, sizeof digits - at);
 }
 
 bool bt_buf_addf(struct bt_buf *b, const char *fmt, ...)

@@ -22,6 +22,7 @@ bool bt_buf_reserve(struct bt_buf *b, size_t more);
 bool bt_buf_add(struct bt_buf *b, const void *p, size_t n);
 bool bt_buf_adds(struct bt_buf *b, const char *s);
 bool bt_buf_addc(struct bt_buf *b, char c);
+bool bt_buf_addu(struct bt_buf *b, uint64_t v); /* decimal; quicker than a format */
 bool bt_buf_addf(struct bt_buf *b, const char *fmt, ...) BT_PRINTF(2, 3);
 /* JSON string with quotes and escapes; invalid UTF-8 becomes U+FFFD. */
 bool bt_buf_add_json_str(struct bt_buf *b, const char *s, size_t n);

@@ -280,14 +280,28 @@ static void h1_respond(struct bt_http_stream *s, int status, const struct bt_htt
     bt_buf_fini(&b);
 }
 
+/* "1f\r\n" at the end of out; returns where it begins. */
+static size_t chunk_size(size_t len, char out[24])
+{
+    size_t at = 22;
+
+    out[22] = '\r';
+    out[23] = '\n';
+    do {
+        out[--at] = "0123456789abcdef"[len & 15];
+        len >>= 4;
+    } while (len > 0);
+    return at;
+}
+
 static void h1_write(struct bt_http_stream *s, const void *data, size_t len)
 {
     struct bt_http1 *h = s->conn->h1;
     char size[24];
 
     if (s->chunked) {
-        int n = snprintf(size, sizeof size, "%zx\r\n", len);
-        add_out(h, size, (size_t)n);
+        size_t at = chunk_size(len, size);
+        add_out(h, size + at, sizeof size - at);
         add_out(h, data, len);
         add_out(h, "\r\n", 2);
         return;

@@ -41,6 +41,7 @@ struct call {
     uint32_t n_choices;
     bool responded;
     struct bt_buf out;
+    struct bt_buf opening; /* of each event: the same for all of an answer */
 };
 
 static void uncount_body(struct call *c)
@@ -62,6 +63,7 @@ static void call_free(struct call *c)
     bt_buf_fini(&c->body);
     bt_buf_fini(&c->answer);
     bt_buf_fini(&c->out);
+    bt_buf_fini(&c->opening);
     bt_free(c);
 }
 
@@ -139,6 +141,19 @@ static size_t send_events(struct call *c)
     return bt_http_write(c->s, c->out.data, c->out.len);
 }
 
+static void open_event(struct call *c)
+{
+    struct bt_buf *b = &c->opening;
+
+    if (b->len == 0 || b->failed) {
+        bt_buf_clear(b);
+        bt_buf_adds(b, "data: ");
+        bt_openai_open(b, &c->head);
+    }
+    c->out.failed = c->out.failed || b->failed;
+    bt_buf_add(&c->out, b->data, b->failed ? 0 : b->len);
+}
+
 static void put_chunk(struct call *c, const struct bt_gen_piece *p, struct bt_openai_choice *ch)
 {
     const struct bt_params *params = bt_gen_params(c->gen);
@@ -153,14 +168,12 @@ static void put_chunk(struct call *c, const struct bt_gen_piece *p, struct bt_op
         t = bt_gen_timings(c->gen);
     }
     if (c->head.chat && p->first) {
-        bt_buf_adds(&c->out, "data: ");
-        bt_openai_open(&c->out, &c->head);
+        open_event(c);
         bt_openai_put_role(&c->out, p->index);
         bt_openai_close(&c->out, c->q.continuous_usage ? &u : NULL, c->q.include_usage, NULL);
         bt_buf_adds(&c->out, "\n\n");
     }
-    bt_buf_adds(&c->out, "data: ");
-    bt_openai_open(&c->out, &c->head);
+    open_event(c);
     bt_openai_put_choice(&c->out, &c->head, ch, p->index, params->sampling.logprobs);
     bt_openai_close(&c->out, c->q.continuous_usage ? &u : NULL, c->q.include_usage,
                     timings ? &t : NULL);
@@ -197,8 +210,7 @@ static void finish_stream(struct call *c, struct bt_gen *g)
 
     bt_buf_clear(&c->out);
     if (c->q.include_usage) {
-        bt_buf_adds(&c->out, "data: ");
-        bt_openai_open(&c->out, &c->head);
+        open_event(c);
         bt_openai_close(&c->out, &u, false, bt_gen_params(g)->timings ? &t : NULL);
         bt_buf_adds(&c->out, "\n\n");
     }

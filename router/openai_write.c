@@ -203,11 +203,13 @@ void bt_openai_open(struct bt_buf *b, const struct bt_openai_head *h)
 {
     bt_buf_adds(b, "{\"id\":");
     bt_buf_add_json_str(b, h->id, strlen(h->id));
-    bt_buf_addf(b, ",\"object\":\"%s\",\"created\":%" PRIu64 ",\"model\":",
-                !h->chat    ? "text_completion"
-                : h->stream ? "chat.completion.chunk"
-                            : "chat.completion",
-                h->created);
+    bt_buf_adds(b, ",\"object\":\"");
+    bt_buf_adds(b, !h->chat    ? "text_completion"
+                   : h->stream ? "chat.completion.chunk"
+                               : "chat.completion");
+    bt_buf_adds(b, "\",\"created\":");
+    bt_buf_addu(b, h->created);
+    bt_buf_adds(b, ",\"model\":");
     bt_buf_add_json_str(b, h->model, strlen(h->model));
     bt_buf_adds(b, ",\"choices\":[");
 }
@@ -274,10 +276,13 @@ void bt_openai_put_choice(struct bt_buf *b, const struct bt_openai_head *h,
 {
     static const char *const finish[] = {"null", "\"stop\"", "\"length\""};
 
-    bt_buf_addf(b, "{\"index\":%u", index);
+    bt_buf_adds(b, "{\"index\":");
+    bt_buf_addu(b, index);
     put_content(b, h, c);
     put_logprobs(b, h, c, logprobs);
-    bt_buf_addf(b, ",\"finish_reason\":%s}", finish[c->finish]);
+    bt_buf_adds(b, ",\"finish_reason\":");
+    bt_buf_adds(b, finish[c->finish]);
+    bt_buf_addc(b, '}');
 }
 
 void bt_openai_put_role(struct bt_buf *b, uint32_t index)

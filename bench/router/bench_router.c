@@ -315,7 +315,8 @@ int main(int argc, char **argv)
     printf("answers complete %lu, refused %lu, failed %lu\n", atomic_load(&shared.n_done),
            atomic_load(&shared.n_refused), atomic_load(&shared.n_failed));
     if (cfg.server == NULL) {
-        (void)kill(pid, SIGKILL);
+        (void)kill(pid, SIGTERM); /* drains: */
+        (void)kill(pid, SIGINT);  /* now */
         (void)waitpid(pid, NULL, 0);
     }
     bench_shared_fini(&shared);

@@ -146,6 +146,9 @@ static void test_buf(void)
     CHECK_STR(b.data, "007");
     bt_buf_consume(&b, 3);
     CHECK_EQ(b.len, 0);
+    CHECK(bt_buf_addu(&b, 0) && bt_buf_addu(&b, 10) && bt_buf_addu(&b, UINT64_MAX));
+    CHECK_STR(b.data, "01018446744073709551615");
+    bt_buf_clear(&b);
     CHECK(bt_buf_addf(&b, "%0500d", 1)); /* longer than the small buffer */
     CHECK_EQ(b.len, 500);
     CHECK(b.data[499] == '1' && b.data[500] == '\0');
