@@ -44,7 +44,8 @@ struct pf_job {
     bool engine_knows;
     bool kept; /* its attempt is over, its decode side failed; t_kept: since then */
     uint64_t t_kept;
-    bool told;                     /* the router has its statistics */
+    bool told;                     /* its first token and statistics went out, */
+    bool known;                    /* and the router has them */
     struct bt_msg_leg_stats stats; /* with has_token */
     uint32_t finish;
     bool started_sent, granted, handed, has_token, done;
@@ -491,6 +492,7 @@ static void job_adopt(struct bt_pf_core *c, struct pf_job *j, uint64_t now, stru
     a->job = j->head.id;
     a->ticket = s->ticket;
     j->stats.resent = true;
+    j->known = s->n_tokens > j->n_tokens; /* else they came when their attempt was over */
     if (j->state != JOB_QUEUED && p->state == PEER_UP) {
         send_started(c, j, p);
     }
@@ -758,13 +760,14 @@ static void send_handoff(struct bt_pf_core *c, struct pf_job *j)
     c->stats.handoffs++;
 }
 
-/* Its first token to the router, and on to D: once for each attempt. The statistics go out once. */
+/* Its first token to the router, and on to D: once for each attempt. The statistics go out until the router has them. */
 static void job_deliver(struct bt_pf_core *c, struct pf_job *j)
 {
     struct bt_pf_action *a = act(c, BT_PF_OUTPUT);
 
     c->out = j->first; /* the job's memory may go before the action is carried out */
     a->router = j->router;
+    a->again = j->told;
     a->output = (struct bt_msg_output){
         .ticket = j->head.ticket,
         .index = j->index,
@@ -773,7 +776,7 @@ static void job_deliver(struct bt_pf_core *c, struct pf_job *j)
         .finish = j->finish,
         .has_logprobs = j->want_logprobs,
         .has_stats = true,
-        .stats = j->told ? (struct bt_msg_leg_stats){.resent = true} : j->stats,
+        .stats = j->known ? (struct bt_msg_leg_stats){.resent = true} : j->stats,
     };
     j->told = true;
     if (j->finish != 0 || j->peer_instance == 0) {

@@ -67,6 +67,7 @@ struct bt_pf_action {
     enum bt_pf_action_kind kind;
     uint32_t router;
     const char *request_id; /* ATTEMPT_END: for the log */
+    bool again;             /* OUTPUT: its statistics went out before */
     uint64_t job, peer, generation, instance;
     struct bt_ticket ticket;
     const char *address;

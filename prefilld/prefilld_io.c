@@ -122,8 +122,7 @@ static void do_connect(struct bt_prefilld *p, const struct bt_pf_action *a)
 
 static void do_output(struct bt_prefilld *p, const struct bt_pf_action *a)
 {
-    if (a->output.has_stats &&
-        a->output.stats.prefill_tokens > 0) { /* else they were told before */
+    if (a->output.has_stats && !a->again) {
         bt_prom_hist_observe(&p->prefill_seconds, (double)a->output.stats.prefill_ns / 1e9);
         bt_prom_hist_observe(&p->queue_seconds, (double)a->output.stats.queue_ns / 1e9);
     }

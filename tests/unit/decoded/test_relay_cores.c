@@ -252,10 +252,13 @@ static void do_p(struct world *w, const struct bt_pf_action *a)
     case BT_PF_OUTPUT: {
         uint32_t r = request_of(w, &a->output.ticket);
 
-        w->p_outputs[r]++;
-        w->finished[r] += a->output.finish != 0;
         CHECK_EQ(a->output.tokens[0].token, 100);
         CHECK_EQ(a->output.index, 0);
+        if (w->tries[try_of(w, &a->output.ticket)].over) {
+            break; /* the router drops it: neither token nor statistics are known there */
+        }
+        w->p_outputs[r]++;
+        w->finished[r] += a->output.finish != 0;
         w->p_cached[r] += a->output.stats.cached_tokens;
         w->told_tokens[r] += a->output.stats.cached_tokens + a->output.stats.prefill_tokens;
         CHECK(w->told_tokens[r] == w->n_tokens_of[r]);
