@@ -10,6 +10,11 @@
 #include "proto/pb_arena_int.h"
 
 #define ENCODE_ARENA_MAX ((size_t)128 << 20)
+/* Of speeds and times: what is beyond was not measured. */
+#define MEASURED_MIN 1e-6
+#define SPEED_MAX    1e12 /* tokens a second */
+#define STEP_MAX     1e7  /* ms */
+#define WAITING_MAX  (UINT64_C(1) << 40)
 
 typedef Baton__Session__V1__FromDaemon pb_from_daemon;
 typedef Baton__Session__V1__FromRouter pb_from_router;
@@ -144,6 +149,12 @@ static enum bt_status get_hello(const Baton__Session__V1__Hello *p, struct bt_ms
     return BT_OK;
 }
 
+/* What a node has measured. Nonsense counts as not measured, so that nobody need be careful when dividing by it. */
+static double measured(double x, double max)
+{
+    return isfinite(x) && x >= MEASURED_MIN && x <= max ? x : 0;
+}
+
 static enum bt_status get_load(const Baton__Session__V1__Load *p, struct bt_arena *arena,
                                struct bt_msg_load *l, struct bt_err *err)
 {
@@ -171,7 +182,7 @@ static enum bt_status get_load(const Baton__Session__V1__Load *p, struct bt_aren
         .running = p->running,
         .held = p->held,
         .landing = p->landing,
-        .waiting_tokens = p->waiting_tokens,
+        .waiting_tokens = p->waiting_tokens < WAITING_MAX ? p->waiting_tokens : WAITING_MAX,
         .pages_free = p->pages_free,
         .pages_cached = p->pages_cached,
         .pages_leased = p->pages_leased,
@@ -181,8 +192,8 @@ static enum bt_status get_load(const Baton__Session__V1__Load *p, struct bt_aren
         .transfer_failures = p->transfer_failures,
         .stale_messages = p->stale_messages,
         .local_prefills = p->local_prefills,
-        .prefill_tokens_per_s = p->prefill_tokens_per_s,
-        .decode_step_ms = p->decode_step_ms,
+        .prefill_tokens_per_s = measured(p->prefill_tokens_per_s, SPEED_MAX),
+        .decode_step_ms = measured(p->decode_step_ms, STEP_MAX),
         .pages_short = p->pages_short != 0,
         .n_transports = p->n_transports,
         .transports = t,

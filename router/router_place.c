@@ -8,8 +8,9 @@
 
 #include "router/router_core_int.h"
 
-#define DECODE_AHEAD 2u   /* sequences sent to a decode node, in batches */
-#define FULL_NS      1e9  /* a node that is full weighs like so much work at a prefill node */
+#define DECODE_AHEAD 2u  /* sequences sent to a decode node, in batches */
+#define FULL_NS      1e9 /* a node that is full weighs like so much work at a prefill node */
+#define FOREVER_NS   1e18
 #define BATCH        64u  /* of a decode node that does not tell */
 #define CHUNK        512u /* of a prefill node that does not tell */
 /* A prefill node gets no more while it has so much to do, in chunks and in time, whichever is longer, unless it has
@@ -140,7 +141,9 @@ static uint64_t short_ns(const struct rt_node *p)
 
 uint64_t bt_rt_work_ns(const struct bt_rt_core *c, const struct rt_node *p, uint64_t tokens)
 {
-    return (uint64_t)((double)tokens / bt_rt_prefill_speed(c, p) * 1e9);
+    double ns = (double)tokens / bt_rt_prefill_speed(c, p) * 1e9;
+
+    return ns < FOREVER_NS ? (uint64_t)ns : (uint64_t)FOREVER_NS;
 }
 
 /* A node whose prompts wait for pages gets no more than the one that keeps its place there. */

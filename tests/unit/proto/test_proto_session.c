@@ -1,5 +1,6 @@
 /* Session messages: what a router refuses to hear from a node, by name. */
 
+#include <math.h>
 #include <string.h>
 #include "base/arena.h"
 #include "base/mem.h"
@@ -62,6 +63,25 @@ static void test_peer_without_instance(void)
     CHECK_EQ(bt_from_router_encode(&in, &buf), BT_OK);
     CHECK_EQ(bt_from_router_decode(buf.data, buf.len, &arena, &out, &err), BT_ERR_PROTOCOL);
     CHECK(strstr(err.msg, "peers.instance") != NULL);
+}
+
+/* Speeds and times that nobody can have measured count as not measured. */
+static void test_measured(void)
+{
+    static const double bad[] = {NAN, INFINITY, -INFINITY, -1, 1e-300, 1e300};
+    struct bt_from_daemon in = {.kind = BT_FROM_DAEMON_LOAD}, out;
+
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        in.load.prefill_tokens_per_s = in.load.decode_step_ms = bad[i];
+        CHECK_EQ(through(&in, &out), BT_OK);
+        CHECK(out.load.prefill_tokens_per_s == 0 && out.load.decode_step_ms == 0);
+    }
+    in.load.waiting_tokens = UINT64_MAX; /* others are added to it */
+    in.load.prefill_tokens_per_s = 590;
+    in.load.decode_step_ms = 0.01;
+    CHECK_EQ(through(&in, &out), BT_OK);
+    CHECK(out.load.prefill_tokens_per_s == 590 && out.load.decode_step_ms == 0.01);
+    CHECK(out.load.waiting_tokens < UINT64_MAX / 2);
 }
 
 /* A report tells of a prefix cache, of nothing new in it, or not at all. */
@@ -178,6 +198,7 @@ int main(void)
 {
     bt_arena_init(&arena, (size_t)4 << 20);
     test_strings();
+    test_measured();
     test_prefix_blocks();
     test_roles();
     test_leg();
