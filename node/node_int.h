@@ -3,6 +3,7 @@
 
 #include "base/arena.h"
 #include "base/log.h"
+#include "net/addr.h"
 #include "net/loop.h"
 #include "node/node.h"
 #include "sched/prefix_hash.h"
@@ -73,6 +74,17 @@ void bt_node_legs_load(struct bt_node *n, struct bt_msg_load *out);
 
 /* node/node_watch.c: every tick. */
 void bt_node_watch(struct bt_node *n, uint64_t now);
+
+/* node/node_check.c */
+/* All that can be wrong without looking at files: before the model is loaded. */
+enum bt_status bt_node_check(struct bt_node *n, struct bt_err *err) BT_NODISCARD;
+/* Where the decode leg listens for pages; checked against where the routers are. "" on a prefill node that
+ * was not told: it can have no other role then. */
+enum bt_status bt_node_transfer_address(const struct bt_node *n, char out[BT_ADDR_TEXT_MAX],
+                                        struct bt_err *err) BT_NODISCARD;
+/* --transfer-ports FROM-TO; 0, 0: none given. */
+enum bt_status bt_node_transfer_ports(const struct bt_node *n, uint16_t *min, uint16_t *max,
+                                      struct bt_err *err) BT_NODISCARD;
 
 /* node/health.c */
 enum bt_status bt_node_metrics_init(struct bt_node *n, struct bt_err *err) BT_NODISCARD;
