@@ -352,11 +352,12 @@ def test_legs_that_do_not_fit(led):
     """The two legs of a ticket have different tokens: both nodes say so, neither computes on."""
     c, r = led
     p, d = r.session("prefill-0"), r.session("decode-0")
+    ticket = b"legs".ljust(16)  # of its own: what was said of others stays in a session's list
     peer = {"peer_instance": d.hello.instance, "peer_address": d.hello.transfer_address}
-    d.send(submit=submit(TICKET, tokens=(1, 40, 41), peer_instance=p.hello.instance))
-    p.send(submit=submit(TICKET, **peer))
-    assert "token counts" in d.wait_end(TICKET).text
-    assert "token counts" in p.wait_end(TICKET).text
+    d.send(submit=submit(ticket, tokens=(1, 40, 41), peer_instance=p.hello.instance))
+    p.send(submit=submit(ticket, **peer))
+    assert "token counts" in d.wait_end(ticket).text
+    assert "token counts" in p.wait_end(ticket).text
     c.wait_idle()
 
 
