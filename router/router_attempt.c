@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 #include "base/assert.h"
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/utf8.h"
@@ -131,9 +132,24 @@ void bt_rt_kept_drop(struct bt_rt_core *c, struct rt_seq *s)
     s->kept.session = 0;
 }
 
+void bt_rt_kept_check(struct bt_rt_core *c, uint64_t now, struct rt_seq *s)
+{
+    const struct rt_node *p = bt_rt_node(c, s->kept.session);
+
+    if (s->kept.session == 0) {
+        return;
+    }
+    uint64_t lease =
+        p != NULL && p->hello.lease_ms != 0 ? p->hello.lease_ms * BT_NS_PER_MS : c->opts.lease_ns;
+
+    if (p == NULL || !bt_rt_usable(p, BT_ROLE_PREFILL) || now - s->kept.since > lease) {
+        bt_rt_kept_drop(c, s);
+    }
+}
+
 /* Only the decode side failed, before the decode node had begun: the prefill node keeps what it has computed, or goes on
  * computing it. told: it has said so itself. */
-static void keep_prefill(struct bt_rt_core *c, struct rt_seq *s, bool told)
+static void keep_prefill(struct bt_rt_core *c, uint64_t now, struct rt_seq *s, bool told)
 {
     const struct rt_node *p = bt_rt_node(c, s->leg[BT_ROLE_PREFILL].session);
     bool refused = s->reason == BT_ATTEMPT_REFUSED || s->reason == BT_ATTEMPT_DRAINING;
@@ -145,6 +161,7 @@ static void keep_prefill(struct bt_rt_core *c, struct rt_seq *s, bool told)
     s->resends += !refused;
     s->kept.session = p->session;
     s->kept.ticket = s->head.ticket;
+    s->kept.since = now;
     s->kept.computed = s->prefill_answered;
     if (!told) {
         send_cancel(c, p->session, &s->head.ticket, true);
@@ -428,7 +445,7 @@ void bt_rt_attempt_failed(struct bt_rt_core *c, uint64_t now, struct rt_seq *s, 
     remember(s, now);
     blame(c, s, role);
     if (role == BT_ROLE_DECODE || s->told_kept) {
-        keep_prefill(c, s, s->told_kept);
+        keep_prefill(c, now, s, s->told_kept);
     }
     s->told_kept = false;
     bt_rt_leg_end(c, s, role, false);

@@ -397,6 +397,8 @@ void bt_rt_pump(struct bt_rt_core *c, uint64_t now)
     bt_adm_rewind(&c->adm);
     for (unsigned n = 0; n < SCAN_MAX && !short_full && (it = bt_adm_next(&c->adm)) != NULL; n++) {
         struct rt_seq *s = seq_of_turn(it);
+
+        bt_rt_kept_check(c, now, s);
         bool is_short = it->tokens <= BT_ADM_SHORT || s->kept.session != 0;
 
         if ((decode_full && bt_rt_wants_decode(s)) || (long_full && !is_short) ||

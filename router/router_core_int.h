@@ -100,6 +100,7 @@ struct rt_seq {
     struct {
         uint64_t session; /* 0: nothing is kept */
         struct bt_ticket ticket;
+        uint64_t since;
         bool computed; /* the whole prompt */
     } kept;
     uint32_t resends; /* in a row that failed, but for refusals */
@@ -243,6 +244,8 @@ bool bt_rt_resolve(struct bt_rt_core *c, struct rt_seq *s);
 bool bt_rt_too_long(const struct bt_rt_core *c, uint32_t n_prompt, uint32_t max_tokens);
 void bt_rt_attempt_cancel(struct bt_rt_core *c, struct rt_seq *s); /* both legs */
 void bt_rt_kept_drop(struct bt_rt_core *c, struct rt_seq *s);      /* nobody wants it any more */
+/* Drops it if the node has left, gets no more prompts, or has kept it for its lease: then it is there no more. */
+void bt_rt_kept_check(struct bt_rt_core *c, uint64_t now, struct rt_seq *s);
 /* The leg of that role will say nothing any more; false cancel: it knows. */
 void bt_rt_leg_end(struct bt_rt_core *c, struct rt_seq *s, enum bt_role role, bool cancel);
 void bt_rt_attempt_failed(struct bt_rt_core *c, uint64_t now, struct rt_seq *s, enum bt_role role,

@@ -737,6 +737,37 @@ static void test_kept_is_dropped(void)
     end();
 }
 
+/* A prefill node keeps a prompt for its lease only: whoever finds no decode node before goes where any prompt would. */
+static void test_kept_for_a_lease(void)
+{
+    for (int late = 0; late < 2; late++) {
+        begin();
+        uint64_t p[2] = {join(BT_ROLE_PREFILL, 1, "p0"), join(BT_ROLE_PREFILL, 2, "p1")};
+        uint64_t d = join(BT_ROLE_DECODE, 3, "d0");
+
+        clear();
+        start(9);
+        struct bt_ticket t = SUBMIT(0)->ticket;
+        uint64_t ps = SUBMIT(0)->session;
+
+        bt_rt_on_session_lost(core, now, d, "reset");
+        drain();
+        wait_alive(p, 2, late ? 3200 : 2800);
+        CHECK_EQ(count(BT_FROM_ROUTER_SUBMIT), 2);
+        CHECK_EQ(count(BT_FROM_ROUTER_CANCEL), 1 + late);
+        if (late) {
+            CHECK_EQ(nth(BT_FROM_ROUTER_CANCEL, 1)->session, ps);
+            CHECK(!nth(BT_FROM_ROUTER_CANCEL, 1)->keep &&
+                  bt_ticket_equal(&nth(BT_FROM_ROUTER_CANCEL, 1)->ticket, &t));
+        }
+        join(BT_ROLE_DECODE, 4, "d1");
+        CHECK_EQ(count(BT_FROM_ROUTER_SUBMIT), 4);
+        CHECK_EQ(SUBMIT(2)->has_replaces, !late);
+        CHECK(late || SUBMIT(2)->session == ps);
+        end();
+    }
+}
+
 /* What a draining node gives back goes on at once, without a failure; bounded all the same. */
 static void test_given_back(void)
 {
@@ -1452,6 +1483,7 @@ int main(void)
     test_refused_goes_on();
     test_resend();
     test_kept_is_dropped();
+    test_kept_for_a_lease();
     test_prefill_without_pages();
     test_token_mismatch();
     test_given_back();
