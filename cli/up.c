@@ -287,7 +287,7 @@ static void exec_child(const struct up *u, const struct child *c, int err_fd)
     char **argv = bt_calloc(OWN_ARGS_MAX + u->n_pass[c->kind], sizeof *argv);
     size_t n = 0;
     uint32_t peers = c->kind == CHILD_PREFILL ? u->cfg.n_prefill : u->cfg.n_decode;
-    uint32_t share = bt_cpus_usable() / peers;
+    uint32_t share = bt_cpus_usable() / (peers > 0 ? peers : 1); /* the router has none */
 
     if (argv == NULL) {
         fprintf(stderr, "out of memory\n");

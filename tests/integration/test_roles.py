@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import threading
 import urllib.error
@@ -9,7 +10,7 @@ import urllib.request
 
 import pytest
 
-from cluster import BIN, SLOW, Cluster, longer, parallel, stream_sse, tiny, wait_until
+from cluster import BIN, SLOW, Cluster, Daemon, longer, parallel, stream_sse, tiny, wait_until
 
 MODEL = tiny("tiny-long")
 
@@ -324,6 +325,25 @@ def test_drain_of_the_last_one_is_refused():
         assert "the last prefill node" in baton(c, "drain", "both-0", ok=False)
         assert "has ended" in baton(c, "drain", "decode-0")
         assert "the last prefill node" in baton(c, "drain", "both-0", ok=False)
+
+
+@pytest.mark.parametrize("args,role", [(["--decode", "0", "--role", "both"], "both"),
+                                       (["--prefill", "0", "--decode", "2", "--local-prefill", "always"], "decode")])
+def test_up_with_one_kind_of_node(undisturbed, tmp_path, args, role):
+    up = Daemon("up", [os.path.join(BIN, "baton"), "up", "--model", MODEL, "--listen", "127.0.0.1:0", "--threads", "1", "--kv-bytes",
+                       "64MiB", *args], str(tmp_path))
+    try:
+        address = up.find(r"ready\S* on http://(\S+:\d+)").group(1)
+        req = urllib.request.Request(f"http://{address}/v1/completions", json.dumps(body(3, LENGTHS[3])).encode(),
+                                     {"content-type": "application/json"})
+        with urllib.request.urlopen(req, timeout=60 * SLOW) as r:
+            choice = json.loads(r.read())["choices"][0]
+        assert (choice["text"], choice["logprobs"], choice["finish_reason"]) == undisturbed[3]
+        with urllib.request.urlopen(f"http://{address}/v1/cluster", timeout=60) as r:
+            assert {n["role"] for n in json.loads(r.read())["nodes"]} == {role}
+    finally:
+        code = up.stop(signal.SIGINT, 60)
+    assert code == 0
 
 
 @pytest.mark.parametrize("args,error", [(["--prefill", "0"], "--role both"), (["--decode", "0"], "--role both"),
