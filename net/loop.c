@@ -5,6 +5,7 @@
 #include "net/loop.h"
 #include "net/loop_int.h"
 
+#include <pthread.h>
 #include <signal.h>
 
 #include "base/assert.h"
@@ -493,9 +494,20 @@ enum bt_status bt_net_signal_start(struct bt_net_loop *l, int signum, bt_net_sig
     return BT_OK;
 }
 
+/* libuv gives the signal its default action again, which would be death by a signal of a process that is about
+ * to exit by itself: so it is ignored from here on, and held back in between. */
 void bt_net_signal_stop(struct bt_net_signal *s)
 {
-    if (s != NULL) {
-        uv_close((uv_handle_t *)&s->sig, signal_on_closed);
+    if (s == NULL) {
+        return;
     }
+    int signum = s->sig.signum;
+    sigset_t one, before;
+
+    sigemptyset(&one);
+    sigaddset(&one, signum);
+    pthread_sigmask(SIG_BLOCK, &one, &before);
+    uv_close((uv_handle_t *)&s->sig, signal_on_closed);
+    (void)signal(signum, SIG_IGN);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
 }

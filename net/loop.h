@@ -92,7 +92,8 @@ struct bt_net_signal;
 typedef void bt_net_signal_fn(void *arg, int signum);
 enum bt_status bt_net_signal_start(struct bt_net_loop *l, int signum, bt_net_signal_fn *fn,
                                    void *arg, struct bt_net_signal **out) BT_NODISCARD;
-void bt_net_signal_stop(struct bt_net_signal *s); /* frees it; NULL is legal */
+/* Frees it; NULL is legal. The signal is ignored from then on. */
+void bt_net_signal_stop(struct bt_net_signal *s);
 
 #ifdef __cplusplus
 }
