@@ -61,16 +61,31 @@ def test_prefill_killed_with_prompts_queued(undisturbed):
         settled(c, undisturbed, None)
 
 
+def until_it_migrated(run):
+    """run() kills a node in its moment, checks the answer, and returns how many requests went on elsewhere: none if all
+    pages had arrived before, when nothing has to be done for a dead prefill node. A busy machine may look so late."""
+    for _ in range(4):
+        migrated = run()
+        assert migrated <= 1
+        if migrated == 1:
+            return
+    raise AssertionError("always too late: the prompt is too short for this machine")
+
+
 def test_prefill_killed_while_it_computes(undisturbed, long_answer):
-    with one_pair() as c:
-        p = c.nodes["prefill-0"]
-        answer = Background(lambda: stream(c, LONG))
-        wait_until("a part to be computed", lambda: node_metrics(p)["baton_prompt_tokens_total"] > 0)
-        with frozen(p):
-            replace(c, "prefill-0")
-            p.kill()
-        assert answer.result() == long_answer
-        settled(c, undisturbed, 1)
+    def run():
+        with one_pair() as c:
+            p = c.nodes["prefill-0"]
+            answer = Background(lambda: stream(c, LONG))
+            wait_until("a part to be computed", lambda: node_metrics(p)["baton_prompt_tokens_total"] > 0)
+            with frozen(p):
+                replace(c, "prefill-0")
+                p.kill()
+            assert answer.result() == long_answer
+            settled(c, undisturbed, None)
+            return c.metric_sum("baton_requests_migrated_total")
+
+    until_it_migrated(run)
 
 
 def landing(c):
@@ -80,19 +95,23 @@ def landing(c):
 @pytest.mark.parametrize("victim,transport", [("prefill-0", "tcp"), ("decode-0", "tcp"), ("decode-0", "shm")])
 def test_killed_in_the_transfer(undisturbed, long_answer, victim, transport):
     """Some pages have landed, the client has its first token, the rest is on the way to a node that does not read."""
-    with one_pair("--transport", transport) as c:
-        progress = []
-        answer = Background(lambda: stream(c, LONG, progress))
-        wait_until("pages to land", lambda: landing(c))
-        with frozen(c.nodes["decode-0"]):
-            wait_until("the first token", lambda: progress, 120)
-            if victim == "decode-0":
-                replace(c, victim)
-            c.nodes[victim].kill()
-        if victim == "prefill-0":
-            c.start_node("prefill", 0)
-        assert answer.result() == long_answer
-        settled(c, undisturbed, 1)
+    def run():
+        with one_pair("--transport", transport) as c:
+            progress = []
+            answer = Background(lambda: stream(c, LONG, progress))
+            wait_until("pages to land", lambda: landing(c))
+            with frozen(c.nodes["decode-0"]):
+                wait_until("the first token", lambda: progress, 120)
+                if victim == "decode-0":
+                    replace(c, victim)
+                c.nodes[victim].kill()
+            if victim == "prefill-0":
+                c.start_node("prefill", 0)
+            assert answer.result() == long_answer
+            settled(c, undisturbed, None)
+            return c.metric_sum("baton_requests_migrated_total")
+
+    until_it_migrated(run)
 
 
 def test_decode_killed_before_its_grant(undisturbed, long_answer):
@@ -163,19 +182,22 @@ class Load:
         self.away = False
         self.stopping = threading.Event()
         self.failed = []
-        self.served = 0
+        self.answers = [0] * n
         self.clients = [Background(lambda k=k: self.ask(k)) for k in range(n)]
+
+    @property
+    def served(self):
+        return sum(self.answers)
 
     def ask(self, k):
         i = k
         while not self.stopping.is_set() and not self.failed:
-            number = self.served
             away = self.away
             try:
                 got = stream(self.c, self.requests[i % len(self.requests)])
                 if got != self.undisturbed[i % len(self.requests)]:
                     self.failed.append((i, got))
-                self.served = number + 1
+                self.answers[k] += 1
             except Exception as e:  # noqa: BLE001, judged by who asked
                 if not (away or self.away):
                     self.failed.append((i, repr(e)))
