@@ -18,6 +18,8 @@
 #define BT_SESSION_VERSION_MIN   1u
 #define BT_SESSION_VERSION_MAX   2u
 #define BT_SESSION_VERSION_ADMIN 2u /* from here on nodes are told to drain and to change roles */
+#define BT_SESSION_VERSION_GATE                                                                    \
+    2u /* from here on decode nodes have a gate before UCX (transfer/xfer_gate.h) */
 #define BT_SESSION_VERSION_LOCAL                                                                   \
     2u /* from here on decode nodes compute prompts of submits without a peer */
 #define BT_SESSION_TOKENS_MAX (4u << 20) /* token ids in one submit */

@@ -12,13 +12,19 @@ bool bt_rt_usable(const struct rt_node *n, enum bt_role role)
            (n->losing & 1U << role) == 0;
 }
 
+/* Pages move between both as one of them expects it. */
+static bool same_gate(const struct rt_node *a, const struct rt_node *b)
+{
+    return (a->version >= BT_SESSION_VERSION_GATE) == (b->version >= BT_SESSION_VERSION_GATE);
+}
+
 bool bt_rt_may_pair(const struct rt_node *p, const struct rt_node *d)
 {
     if (p == d) {
         return bt_rt_local_able(d); /* alone */
     }
     if (p->ident != d->ident || p->hello.version_min > d->hello.version_max ||
-        d->hello.version_min > p->hello.version_max) {
+        d->hello.version_min > p->hello.version_max || !same_gate(p, d)) {
         return false;
     }
     for (uint32_t i = 0; i < p->n_cut; i++) {
@@ -83,6 +89,11 @@ static void mismatch_text(const struct rt_node *n, const struct rt_node *m, char
     } else if (a->version_min > b->version_max || b->version_min > a->version_max) {
         snprintf(out, cap, "mismatch: protocol versions %u to %u here, %u to %u at %s",
                  a->version_min, a->version_max, b->version_min, b->version_max, b->name);
+    } else if (!same_gate(n, m)) {
+        snprintf(
+            out, cap,
+            "mismatch: protocol version %u here, %u at %s: pages move from %u on in another way",
+            n->version, m->version, b->name, BT_SESSION_VERSION_GATE);
     } else {
         snprintf(out, cap, "unreachable: %s", b->name);
     }

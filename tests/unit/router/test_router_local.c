@@ -213,7 +213,7 @@ static void test_tokens(void)
 static void test_version(void)
 {
     begin(BT_RT_LOCAL_TOKENS, 100);
-    (void)join(BT_ROLE_PREFILL, 1, 2);
+    (void)join(BT_ROLE_PREFILL, 1, 1);
     (void)join(BT_ROLE_DECODE, 2, 1);
     (void)ask(30, 3, false);
     CHECK_EQ(n_submits, 2);
@@ -221,6 +221,24 @@ static void test_version(void)
     (void)ask(30, 3, false);
     CHECK_EQ(n_submits, 3);
     CHECK_EQ(submits[2].peer, 0);
+    end();
+}
+
+/* Pages do not pass between nodes from before and after the gate. */
+static void test_gate(void)
+{
+    struct bt_rt_node_info info;
+    uint32_t pos = 0;
+
+    begin(BT_RT_LOCAL_NEVER, 0);
+    (void)join(BT_ROLE_PREFILL, 1, 2);
+    (void)join(BT_ROLE_DECODE, 2, 1);
+    CHECK(!ready);
+    while (bt_rt_core_node(core, &pos, &info)) {
+        CHECK(strstr(info.state, "protocol version") != NULL);
+    }
+    (void)join(BT_ROLE_DECODE, 3, 2);
+    CHECK(ready);
     end();
 }
 
@@ -404,7 +422,7 @@ static void test_both(void)
     output(1, 0, 1, 2);
     CHECK_EQ(n_ends, 2);
     CHECK_EQ(tokens_at(1), 0);
-    uint64_t d = join(BT_ROLE_DECODE, 2, 1); /* too old to compute, good enough for pages */
+    uint64_t d = join(BT_ROLE_DECODE, 2, 2);
 
     for (unsigned i = 0; i < 8; i++) {
         (void)ask(64, 3, false);
@@ -430,6 +448,7 @@ int main(void)
     test_both();
     test_tokens();
     test_version();
+    test_gate();
     test_without_prefill_node();
     test_echo();
     test_auto();
