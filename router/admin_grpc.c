@@ -3,6 +3,7 @@
 #include "router/admin_grpc.h"
 
 #include <stdio.h>
+#include <string.h>
 #include "net/grpc.h"
 #include "net/loop.h"
 #include "proto/admin.h"
@@ -86,13 +87,23 @@ static void set_role_message(struct bt_grpc_call *call, void *user, const uint8_
     bt_arena_fini(&a);
 }
 
+static bool is_local(const char *peer)
+{
+    return strncmp(peer, "127.", 4) == 0 || strncmp(peer, "[::1]:", 6) == 0 ||
+           strncmp(peer, "[::ffff:127.", 12) == 0;
+}
+
+/* Who may: whoever has a key; where no key is asked, whoever is on this machine. */
 static void bind(struct bt_grpc_call *call, struct bt_router *r,
                  const struct bt_grpc_events *events)
 {
-    if (bt_router_key_ok(r, bt_grpc_metadata(call, "authorization"))) {
-        bt_grpc_bind(call, events, r);
-    } else {
+    if (!bt_router_key_ok(r, bt_grpc_metadata(call, "authorization"))) {
         bt_grpc_fail(call, BT_GRPC_UNAUTHENTICATED, "a missing or wrong API key");
+    } else if (r->n_keys == 0 && !is_local(bt_grpc_peer(call))) {
+        bt_grpc_fail(call, BT_GRPC_PERMISSION_DENIED,
+                     "a router without --api-key-file is administered from its own machine only");
+    } else {
+        bt_grpc_bind(call, events, r);
     }
 }
 
