@@ -123,6 +123,7 @@ void bt_node_legs_set_role(struct bt_node *n, enum bt_role role)
     uint64_t now = bt_net_loop_now(n->loop);
 
     if (role == n->role) {
+        tell_role(n);
         return;
     }
     for (enum bt_role leg = BT_ROLE_PREFILL; leg < BT_LEGS; leg++) {
