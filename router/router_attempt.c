@@ -878,7 +878,13 @@ void bt_rt_on_attempt_end(struct bt_rt_core *c, uint64_t now, struct rt_node *n,
         stale(c, now, n);
         return;
     }
+    const struct rt_leg *other = &s->leg[BT_ROLE_DECODE];
+    const struct rt_node *d =
+        role == BT_ROLE_PREFILL && other->live ? bt_rt_node(c, other->session) : NULL;
+
     s->told_kept = m->kept && role == BT_ROLE_PREFILL;
     bt_rt_leg_lost(c, now, s, role, m->reason,
-                   bt_rt_say(c, "%s node %s: %s", bt_role_name(role), n->hello.name, m->text));
+                   bt_rt_say(c, "%s node %s%s%s: %s", bt_role_name(role), n->hello.name,
+                             d != NULL ? ", for decode node " : "", d != NULL ? d->hello.name : "",
+                             m->text));
 }
