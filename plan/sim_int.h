@@ -385,9 +385,10 @@ struct bt_sim {
     uint64_t op_number;
     struct sim_request *requests;
     uint32_t n_requests;
-    uint32_t n_open; /* requests not over yet */
-    uint64_t t_over; /* of the last request */
-    uint32_t stage;  /* of settling */
+    uint32_t n_open;   /* requests not over yet */
+    uint64_t t_over;   /* of the last request */
+    uint32_t stage;    /* of settling */
+    uint32_t n_probed; /* routers */
     uint64_t t_settle, t_stage_end;
     struct bt_arena arena; /* of the message being delivered */
     struct bt_buf buf;

@@ -135,10 +135,11 @@ static bool joined(const struct bt_sim *s)
 
 /* ---- stages ---- */
 
-/* Requests end → idle → all joined → probes end → idle again. */
+/* Requests end → idle → all joined; then for each router: its probe ends → idle again. One after the other, so that even
+ * the smallest node has room for it. */
 static void stage_next(struct bt_sim *s, uint64_t within)
 {
-    static const char *const names[] = {"requests end", "idle", "all joined", "probes end",
+    static const char *const names[] = {"requests end", "idle", "all joined", "a probe ends",
                                         "idle again"};
 
     s->t_stage_end = s->now + within;
@@ -182,6 +183,9 @@ static void on_look(struct bt_sim *s, struct sim_event *e)
         s->result.settling_ns = s->now - s->t_settle;
     }
     s->stage++;
+    if (s->stage == 5 && s->n_probed < c->n_routers) {
+        s->stage = 3;
+    }
     switch (s->stage) {
     case 1: /* pages of a vanished peer go with the lease, those of a lost message with its deadline */
     case 4:
@@ -191,9 +195,7 @@ static void on_look(struct bt_sim *s, struct sim_event *e)
         stage_next(s, c->lease_ns + c->connect_ns + 6000 * SIM_MS);
         break;
     case 3:
-        for (uint32_t i = 0; i < c->n_routers; i++) {
-            sim_client_probe(s, i);
-        }
+        sim_client_probe(s, s->n_probed++);
         stage_next(s, 2 * c->transfer_ns + 3000 * SIM_MS);
         break;
     default:
