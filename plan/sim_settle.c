@@ -98,13 +98,26 @@ static bool conn_up(const struct bt_sim *s, uint32_t p, uint32_t d)
     return false;
 }
 
+/* What a router takes a node for is what it is: it may have been told on the way. */
+static bool knows_role(const struct bt_sim *s, const struct bt_rt_node_info *i)
+{
+    for (uint32_t k = 0; k < s->n_procs; k++) {
+        const struct sim_proc *p = &s->procs[k];
+
+        if (!p->is_router && p->instance == i->instance) {
+            return p->node->role == i->role;
+        }
+    }
+    return false;
+}
+
 static bool sees_all(const struct bt_sim *s, const struct sim_router *r)
 {
     struct bt_rt_node_info i;
     uint32_t pos = 0, n = 0;
 
     while (bt_rt_core_node(r->core, &pos, &i)) {
-        n += i.n_cut == 0 &&
+        n += i.n_cut == 0 && knows_role(s, &i) &&
              (strcmp(i.state, "ready") == 0 || strncmp(i.state, "mismatch: model", 15) == 0);
     }
     return n == s->cfg.n_nodes[0] + s->cfg.n_nodes[1];
@@ -196,7 +209,8 @@ static void on_look(struct bt_sim *s, struct sim_event *e)
         break;
     case 3:
         sim_client_probe(s, s->n_probed++);
-        stage_next(s, 2 * c->transfer_ns + 3000 * SIM_MS);
+        /* Each connection of its prefill node may have stalled: that shows when it is used, after transfer_ns. */
+        stage_next(s, (c->n_nodes[1] + 2) * c->transfer_ns + 3000 * SIM_MS);
         break;
     default:
         audit(s);
