@@ -10,6 +10,8 @@ yes=no
 keep=no
 model=
 prompt='Why is the sky blue? Answer in two sentences.'
+# Another one for gRPC: what was asked before is cached on both nodes, and nothing would be seen to move.
+prompt_grpc='Name three large rivers, and say in one sentence for each which countries it flows through.'
 
 usage() {
     cat <<'USAGE'
@@ -216,7 +218,7 @@ start_cluster() {
     done
 }
 
-# The same question over OpenAI HTTP, streamed, printed as it comes.
+# A question over OpenAI HTTP, streamed, printed as it comes.
 ask_http() {
     python3 - "$server" "$prompt" <<'PY'
 import json, sys, urllib.request
@@ -236,13 +238,13 @@ PY
 
 show_answers() {
     say ""
-    say "> $prompt"
-    say ""
     say "-- OpenAI HTTP, streamed: POST http://$server/v1/chat/completions"
+    say "> $prompt"
     ask_http
     say ""
     say "-- gRPC, streamed: baton.v1.Inference/Generate, with timings"
-    "$bin/baton" complete --server "$server" --chat --max-tokens 64 --temperature 0 --timings "$prompt"
+    say "> $prompt_grpc"
+    "$bin/baton" complete --server "$server" --chat --max-tokens 64 --temperature 0 --timings "$prompt_grpc"
 }
 
 # As a shell wants it typed; short where the shell is in the clone.
@@ -281,7 +283,7 @@ main() {
         --keep) keep=yes ;;
         --model | --prompt)
             [ $# -ge 2 ] || die "$1 needs a value"
-            if [ "$1" = --model ]; then model=$2; else prompt=$2; fi
+            if [ "$1" = --model ]; then model=$2; else prompt=$2 prompt_grpc=$2; fi
             shift
             ;;
         --help | -h)
