@@ -361,9 +361,8 @@ static void set_role(struct bt_node *n, enum bt_role role)
         bt_log_warn("node", "no --transfer address: this node cannot decode");
     } else {
         bt_node_legs_set_role(n, role);
-        return;
     }
-    bt_node_legs_set_role(n, n->role); /* the answer */
+    bt_node_legs_tell_role(n); /* in any case: the router waits for it */
 }
 
 static void on_router_message(void *arg, uint32_t router, const struct bt_from_router *m)

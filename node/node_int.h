@@ -62,6 +62,8 @@ struct bt_node_private {
 void bt_node_legs_tick(struct bt_node *n, uint64_t now);
 /* As what it serves from now on: what leaves drains as the whole node does. */
 void bt_node_legs_set_role(struct bt_node *n, enum bt_role role);
+/* To every router: what it serves as, and what is leaving. */
+void bt_node_legs_tell_role(struct bt_node *n);
 void bt_node_legs_ready(struct bt_node *n); /* everything is up: the legs of the role may work */
 void bt_node_legs_engine(struct bt_node *n, const struct bt_engine_ev *ev);
 void bt_node_legs_xfer(struct bt_node *n, const struct bt_xfer_event *ev);

@@ -100,7 +100,7 @@ void bt_node_legs_ready(struct bt_node *n)
     }
 }
 
-static void tell_role(struct bt_node *n)
+void bt_node_legs_tell_role(struct bt_node *n)
 {
     enum bt_role leaving = n->p->leg[BT_ROLE_PREFILL].leaving  ? BT_ROLE_PREFILL
                            : n->p->leg[BT_ROLE_DECODE].leaving ? BT_ROLE_DECODE
@@ -122,10 +122,6 @@ void bt_node_legs_set_role(struct bt_node *n, enum bt_role role)
 {
     uint64_t now = bt_net_loop_now(n->loop);
 
-    if (role == n->role) {
-        tell_role(n);
-        return;
-    }
     for (enum bt_role leg = BT_ROLE_PREFILL; leg < BT_LEGS; leg++) {
         bool had = bt_role_has(n->role, leg), has = bt_role_has(role, leg);
 
@@ -137,7 +133,6 @@ void bt_node_legs_set_role(struct bt_node *n, enum bt_role role)
         }
     }
     n->role = role;
-    tell_role(n);
 }
 
 /* A leg that goes: at the end of its time what is left goes back to the routers; gone is it when nothing is left. */
@@ -163,7 +158,7 @@ static void leg_tick(struct bt_node *n, enum bt_role leg, uint64_t now)
         n->p->leg[leg].leaving = false;
         bt_log_info("node", "the %s leg is gone; this node serves as %s", bt_role_name(leg),
                     bt_role_name(n->role));
-        tell_role(n);
+        bt_node_legs_tell_role(n);
     }
 }
 
