@@ -14,17 +14,6 @@ const uint8_t *bt_admin_descriptor(size_t *len)
     return bt_admin_descriptors;
 }
 
-/* protobuf-c wants char *; it only reads it. */
-static char *text(const char *s)
-{
-    union {
-        const char *in;
-        char *out;
-    } u = {.in = s != NULL ? s : ""};
-
-    return u.out;
-}
-
 static enum bt_status bad(struct bt_err *err, const char *what)
 {
     return bt_err_set(err, BT_ERR_PROTOCOL, "not a %s, or too large", what);
@@ -34,7 +23,7 @@ enum bt_status bt_admin_drain_encode(const struct bt_admin_drain *m, struct bt_b
 {
     Baton__V1__DrainRequest w = BATON__V1__DRAIN_REQUEST__INIT;
 
-    w.node = text(m->node);
+    w.node = bt_pb_text(m->node);
     w.force = m->force;
     return bt_pb_pack(&w.base, out);
 }
@@ -56,8 +45,8 @@ enum bt_status bt_admin_set_role_encode(const struct bt_admin_set_role *m, struc
 {
     Baton__V1__SetRoleRequest w = BATON__V1__SET_ROLE_REQUEST__INIT;
 
-    w.node = text(m->node);
-    w.role = text(m->role);
+    w.node = bt_pb_text(m->node);
+    w.role = bt_pb_text(m->role);
     w.force = m->force;
     return bt_pb_pack(&w.base, out);
 }
@@ -79,8 +68,8 @@ enum bt_status bt_admin_node_encode(const struct bt_admin_node *m, struct bt_buf
 {
     Baton__V1__DrainResponse w = BATON__V1__DRAIN_RESPONSE__INIT;
 
-    w.name = text(m->name);
-    w.instance = text(m->instance);
+    w.name = bt_pb_text(m->name);
+    w.instance = bt_pb_text(m->instance);
     return bt_pb_pack(&w.base, out);
 }
 

@@ -18,17 +18,6 @@ static enum bt_status bad(struct bt_err *err, const char *what)
     return bt_err_set(err, BT_ERR_PROTOCOL, "not a %s message, or too large", what);
 }
 
-/* protobuf-c takes char * for what it only reads. */
-static char *text(const char *s)
-{
-    union {
-        const char *in;
-        char *out;
-    } u = {.in = s != NULL ? s : ""};
-
-    return u.out;
-}
-
 /* Text that may hold NUL. */
 static ProtobufCBinaryData bytes(const char *s, size_t len)
 {
@@ -260,8 +249,8 @@ enum bt_status bt_inf_generate_encode(const struct bt_inf_generate *m, struct bt
     bt_arena_init(&a, ENCODE_ARENA_MAX);
     bool ok = put_sampling(&m->sampling, &sampling, &a);
 
-    w.request_id = text(m->request_id);
-    w.model = text(m->model);
+    w.request_id = bt_pb_text(m->request_id);
+    w.model = bt_pb_text(m->model);
     w.sampling = &sampling;
     w.timings = m->timings;
     w.priority = m->priority;
@@ -436,7 +425,7 @@ enum bt_status bt_inf_generated_encode(const struct bt_inf_generated *m, struct 
     w.text = bytes(m->text, m->text_len);
     w.n_token_ids = m->n_token_ids;
     w.token_ids = numbers(m->token_ids);
-    w.finish_reason = text(m->finish_reason);
+    w.finish_reason = bt_pb_text(m->finish_reason);
     if (m->has_usage) {
         usage.prompt_tokens = m->usage.prompt_tokens;
         usage.completion_tokens = m->usage.completion_tokens;
@@ -457,7 +446,7 @@ enum bt_status bt_inf_tokenize_encode(const struct bt_inf_tokenize *m, struct bt
 {
     Baton__V1__TokenizeRequest w = BATON__V1__TOKENIZE_REQUEST__INIT;
 
-    w.model = text(m->model);
+    w.model = bt_pb_text(m->model);
     w.text = bytes(m->text, m->text_len);
     w.add_special_tokens = m->add_special_tokens;
     w.parse_special = m->parse_special;
@@ -504,7 +493,7 @@ enum bt_status bt_inf_detokenize_encode(const struct bt_inf_detokenize *m, struc
 {
     Baton__V1__DetokenizeRequest w = BATON__V1__DETOKENIZE_REQUEST__INIT;
 
-    w.model = text(m->model);
+    w.model = bt_pb_text(m->model);
     w.n_ids = m->n_ids;
     w.ids = numbers(m->ids);
     w.skip_special_tokens = m->skip_special_tokens;
@@ -550,7 +539,7 @@ enum bt_status bt_inf_abort_encode(const char *request_id, struct bt_buf *out)
 {
     Baton__V1__AbortRequest w = BATON__V1__ABORT_REQUEST__INIT;
 
-    w.request_id = text(request_id);
+    w.request_id = bt_pb_text(request_id);
     return bt_pb_pack(&w.base, out);
 }
 
@@ -602,7 +591,7 @@ enum bt_status bt_inf_models_encode(const struct bt_inf_models *m, struct bt_buf
 
     for (size_t i = 0; ok && i < m->n_models; i++) {
         baton__v1__model__init(&list[i]);
-        list[i].id = text(m->models[i].id);
+        list[i].id = bt_pb_text(m->models[i].id);
         list[i].context = m->models[i].context;
         w.models[i] = &list[i];
     }
@@ -638,14 +627,14 @@ static bool put_node(const struct bt_inf_node *n, Baton__V1__Node *p, struct bt_
     if (list == NULL || p->transports == NULL) {
         return false;
     }
-    p->name = text(n->name);
+    p->name = bt_pb_text(n->name);
     p->role = bytes(n->role, 0);
-    p->instance = text(n->instance);
-    p->state = text(n->state);
-    p->backend = text(n->backend);
-    p->transfer_address = text(n->transfer_address);
-    p->kv_layout = text(n->kv_layout);
-    p->fingerprint = text(n->fingerprint);
+    p->instance = bt_pb_text(n->instance);
+    p->state = bt_pb_text(n->state);
+    p->backend = bt_pb_text(n->backend);
+    p->transfer_address = bt_pb_text(n->transfer_address);
+    p->kv_layout = bt_pb_text(n->kv_layout);
+    p->fingerprint = bt_pb_text(n->fingerprint);
     p->page_tokens = n->page_tokens;
     p->pages_free = n->pages_free;
     p->pages_cached = n->pages_cached;
@@ -660,8 +649,8 @@ static bool put_node(const struct bt_inf_node *n, Baton__V1__Node *p, struct bt_
     p->n_transports = n->n_transports;
     for (size_t i = 0; i < n->n_transports; i++) {
         baton__v1__transport__init(&list[i]);
-        list[i].peer = text(n->transports[i].peer);
-        list[i].description = text(n->transports[i].description);
+        list[i].peer = bt_pb_text(n->transports[i].peer);
+        list[i].description = bt_pb_text(n->transports[i].description);
         p->transports[i] = &list[i];
     }
     return true;
@@ -675,9 +664,9 @@ enum bt_status bt_inf_cluster_encode(const struct bt_inf_cluster *m, struct bt_b
     bt_arena_init(&a, ENCODE_ARENA_MAX);
     Baton__V1__Node *list = bt_arena_alloc(&a, m->n_nodes * sizeof *list);
 
-    w.model = text(m->model);
-    w.router_instance = text(m->router_instance);
-    w.local_prefill = text(m->local_prefill);
+    w.model = bt_pb_text(m->model);
+    w.router_instance = bt_pb_text(m->router_instance);
+    w.local_prefill = bt_pb_text(m->local_prefill);
     w.requests_running = m->requests_running;
     w.requests_waiting = m->requests_waiting;
     w.requests_total = m->requests_total;

@@ -37,3 +37,13 @@ enum bt_status bt_pb_pack(const ProtobufCMessage *m, struct bt_buf *out)
     out->data[out->len] = '\0';
     return BT_OK;
 }
+
+char *bt_pb_text(const char *s)
+{
+    union {
+        const char *in;
+        char *out;
+    } u = {.in = s != NULL ? s : ""};
+
+    return u.out;
+}

@@ -10,5 +10,7 @@
 
 ProtobufCAllocator bt_pb_arena(struct bt_arena *arena);
 enum bt_status bt_pb_pack(const ProtobufCMessage *m, struct bt_buf *out) BT_NODISCARD;
+/* For the fields of a message to be packed: protobuf-c wants char * for what it only reads. NULL is "". */
+char *bt_pb_text(const char *s);
 
 #endif

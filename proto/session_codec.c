@@ -520,17 +520,7 @@ enum bt_status bt_from_router_decode(const void *data, size_t n, struct bt_arena
 
 /* ---- encode: a protobuf-c tree in a scratch arena, then packed ---- */
 
-/* protobuf-c wants char * and void *; it only reads them. */
-static char *text(const char *s)
-{
-    union {
-        const char *in;
-        char *out;
-    } u = {.in = s != NULL ? s : ""};
-
-    return u.out;
-}
-
+/* protobuf-c wants void *; it only reads it. */
 static ProtobufCBinaryData ticket(const struct bt_ticket *t)
 {
     union {
@@ -636,15 +626,15 @@ static void put_hello(const struct bt_msg_hello *h, Baton__Session__V1__Hello *p
 {
     p->version_min = h->version_min;
     p->version_max = h->version_max;
-    p->role = text(bt_role_name(h->role));
+    p->role = bt_pb_text(bt_role_name(h->role));
     p->instance = h->instance;
-    p->name = text(h->name);
+    p->name = bt_pb_text(h->name);
     p->fingerprint = h->fingerprint;
-    p->numerics = text(h->numerics);
-    p->kv_layout = text(h->kv_layout);
-    p->model_name = text(h->model_name);
-    p->transfer_address = text(h->transfer_address);
-    p->backend = text(h->backend);
+    p->numerics = bt_pb_text(h->numerics);
+    p->kv_layout = bt_pb_text(h->kv_layout);
+    p->model_name = bt_pb_text(h->model_name);
+    p->transfer_address = bt_pb_text(h->transfer_address);
+    p->backend = bt_pb_text(h->backend);
     p->page_tokens = h->page_tokens;
     p->n_pages = h->n_pages;
     p->max_batch = h->max_batch;
@@ -710,7 +700,7 @@ static bool put_load(const struct bt_msg_load *l, Baton__Session__V1__Load *p, s
     for (size_t i = 0; i < l->n_transports; i++) {
         baton__session__v1__peer_transport__init(&t[i]);
         t[i].peer = l->transports[i].peer;
-        t[i].description = text(l->transports[i].description);
+        t[i].description = bt_pb_text(l->transports[i].description);
         p->transports[i] = &t[i];
     }
     return true;
@@ -749,7 +739,7 @@ enum bt_status bt_from_daemon_encode(const struct bt_from_daemon *m, struct bt_b
     case BT_FROM_DAEMON_ATTEMPT_END:
         end.ticket = ticket(&m->attempt_end.ticket);
         end.reason = m->attempt_end.reason;
-        end.text = text(m->attempt_end.text);
+        end.text = bt_pb_text(m->attempt_end.text);
         end.kept = m->attempt_end.kept;
         w.m_case = BATON__SESSION__V1__FROM_DAEMON__M_ATTEMPT_END;
         w.attempt_end = &end;
@@ -757,14 +747,14 @@ enum bt_status bt_from_daemon_encode(const struct bt_from_daemon *m, struct bt_b
     case BT_FROM_DAEMON_PEER_STATE:
         peer.instance = m->peer_state.instance;
         peer.reachable = m->peer_state.reachable;
-        peer.text = text(m->peer_state.text);
+        peer.text = bt_pb_text(m->peer_state.text);
         w.m_case = BATON__SESSION__V1__FROM_DAEMON__M_PEER_STATE;
         w.peer_state = &peer;
         break;
     case BT_FROM_DAEMON_ROLE_STATE:
-        role.role = text(bt_role_name(m->role_state.role));
+        role.role = bt_pb_text(bt_role_name(m->role_state.role));
         role.leaving = m->role_state.leaving != BT_ROLE_BOTH
-                           ? text(bt_role_name(m->role_state.leaving))
+                           ? bt_pb_text(bt_role_name(m->role_state.leaving))
                            : role.leaving;
         w.m_case = BATON__SESSION__V1__FROM_DAEMON__M_ROLE_STATE;
         w.role_state = &role;
@@ -821,11 +811,11 @@ static bool put_submit(const struct bt_msg_submit *s, Baton__Session__V1__Submit
     Baton__Session__V1__Sampling *sampling = bt_arena_alloc(a, sizeof *sampling);
 
     p->ticket = ticket(&s->ticket);
-    p->request_id = text(s->request_id);
+    p->request_id = bt_pb_text(s->request_id);
     p->n_prompt = s->n_prompt;
     p->prompt_logprobs = s->prompt_logprobs;
     p->peer_instance = s->peer_instance;
-    p->peer_address = text(s->peer_address);
+    p->peer_address = bt_pb_text(s->peer_address);
     if (s->has_replaces) {
         p->replaces = ticket(&s->replaces);
     }
@@ -856,8 +846,8 @@ static bool put_peers(const struct bt_from_router *m, Baton__Session__V1__Peers 
     for (size_t i = 0; i < m->peers.n; i++) {
         baton__session__v1__peer__init(&list[i]);
         list[i].instance = m->peers.peers[i].instance;
-        list[i].address = text(m->peers.peers[i].address);
-        list[i].name = text(m->peers.peers[i].name);
+        list[i].address = bt_pb_text(m->peers.peers[i].address);
+        list[i].name = bt_pb_text(m->peers.peers[i].name);
         p->peers[i] = &list[i];
     }
     return true;
@@ -880,9 +870,9 @@ enum bt_status bt_from_router_encode(const struct bt_from_router *m, struct bt_b
     switch (m->kind) {
     case BT_FROM_ROUTER_WELCOME:
         welcome.version = m->welcome.version;
-        welcome.reason = text(m->welcome.reason);
+        welcome.reason = bt_pb_text(m->welcome.reason);
         welcome.instance = m->welcome.instance;
-        welcome.name = text(m->welcome.name);
+        welcome.name = bt_pb_text(m->welcome.name);
         w.m_case = BATON__SESSION__V1__FROM_ROUTER__M_WELCOME;
         w.welcome = &welcome;
         break;
@@ -911,7 +901,7 @@ enum bt_status bt_from_router_encode(const struct bt_from_router *m, struct bt_b
         w.drain = &drain;
         break;
     case BT_FROM_ROUTER_SET_ROLE:
-        set_role.role = text(bt_role_name(m->set_role));
+        set_role.role = bt_pb_text(bt_role_name(m->set_role));
         w.m_case = BATON__SESSION__V1__FROM_ROUTER__M_SET_ROLE;
         w.set_role = &set_role;
         break;
