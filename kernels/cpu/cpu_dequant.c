@@ -72,28 +72,28 @@ static void q4_k_block(float *y, const uint8_t *p)
     }
 }
 
-void cpu_q6_k_values(const uint8_t *p, int8_t q[256])
+void cpu_q6_k_values(const uint8_t *p, uint8_t q[256])
 {
     for (uint32_t half = 0; half < 2; half++) {
         const uint8_t *low = p + 64 * half, *high = p + 128 + 32 * half;
-        int8_t *o = q + 128 * half;
+        uint8_t *o = q + 128 * half;
         for (uint32_t j = 0; j < 32; j++) {
-            o[j] = (int8_t)(((low[j] & 15) | (high[j] & 3) << 4) - 32);
-            o[j + 32] = (int8_t)(((low[j + 32] & 15) | (high[j] >> 2 & 3) << 4) - 32);
-            o[j + 64] = (int8_t)((low[j] >> 4 | (high[j] >> 4 & 3) << 4) - 32);
-            o[j + 96] = (int8_t)((low[j + 32] >> 4 | (high[j] >> 6) << 4) - 32);
+            o[j] = (uint8_t)((low[j] & 15) | (high[j] & 3) << 4);
+            o[j + 32] = (uint8_t)((low[j + 32] & 15) | (high[j] >> 2 & 3) << 4);
+            o[j + 64] = (uint8_t)(low[j] >> 4 | (high[j] >> 4 & 3) << 4);
+            o[j + 96] = (uint8_t)(low[j + 32] >> 4 | (high[j] >> 6) << 4);
         }
     }
 }
 
 static void q6_k_block(float *y, const uint8_t *p)
 {
-    int8_t q[256];
+    uint8_t q[256];
     float d = f16_at(p + 208);
 
     cpu_q6_k_values(p, q);
     for (uint32_t j = 0; j < 256; j++) {
-        y[j] = d * (float)(int8_t)p[192 + j / 16] * (float)q[j];
+        y[j] = d * (float)(int8_t)p[192 + j / 16] * (float)(q[j] - 32);
     }
 }
 

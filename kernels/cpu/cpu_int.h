@@ -9,10 +9,14 @@
  *   bf16            [k / 2][16] pairs: the even k in the low half of a 32-bit word (odd K: a last half pair)
  *   q4_0            f16 d[16]; words[4][16]
  *   q4_1            f16 d[16], m[16]; words[4][16]
- *   q8_0            f16 d[16]; int8 q[32][16]
+ *   q8_0            f16 d[16]; bytes[8][16]
  *   q4_k            per 256: f16 d[16], dmin[16]; then 8 blocks of uint8 sc[16], m[16]; words[4][16]
- *   q6_k            per 256: f16 d[16]; then 8 blocks of int8 sc[2][16]; int8 q[32][16]
- * words[i][c], byte j: the low nibble is q of k = 4i + j, the high one of k = 16 + 4i + j. */
+ *   q6_k            per 256: f16 d[16]; then 8 blocks of int8 sc[2][16]; words[4][16]; high[2][16]
+ * All are 32-bit words, one per column, so that four consecutive k of a column meet in one lane:
+ *   words[i][c]     byte j: the low nibble is q of k = 4i + j, the high one of k = 16 + 4i + j
+ *   bytes[i][c]     byte j: q of k = 4i + j
+ *   high[h][c]      byte j, bits 2i and 2i + 1: bits 4 and 5 of q of k = 16h + 4i + j
+ * q is unsigned everywhere: signed formats are stored with their offset added (q8_0 128, q6_k 32). */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -133,7 +137,7 @@ static inline float *cpu_scratch(const struct cpu_ctx *c, uint32_t thread)
 static inline size_t cpu_block_bytes(enum bt_dtype dtype)
 {
     static const uint16_t bytes[BT_DTYPE_COUNT] = {2048, 1024, 1024,     288,
-                                                   320,  544,  2368 / 8, 4384 / 8};
+                                                   320,  544,  2368 / 8, 3360 / 8};
     return bytes[dtype];
 }
 
@@ -144,8 +148,8 @@ void cpu_dequant(float *y, const uint8_t *raw, enum bt_dtype dtype, uint32_t n);
 float cpu_f16_to_f32(uint16_t h);
 /* Scale and minimum (6 bits each) of sub-block s of a q4_k block, from its 12 bytes. */
 void cpu_q4_k_scale(const uint8_t *scales, uint32_t s, uint8_t *scale, uint8_t *min);
-/* The 256 quants, -32 … 31, of a q6_k block, in order. */
-void cpu_q6_k_values(const uint8_t *p, int8_t q[256]);
+/* The 256 quants of a q6_k block, in order, each with 32 added: 0 … 63. */
+void cpu_q6_k_values(const uint8_t *p, uint8_t q[256]);
 
 /* Calls fn(arg, first, last) for ranges of 0 … n - 1, in parallel if n * item_cost (roughly: floats touched) is worth it. */
 typedef void cpu_range_fn(void *arg, uint32_t first, uint32_t last);

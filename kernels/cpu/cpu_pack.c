@@ -82,8 +82,11 @@ static void pack_q8_0(const struct pack *p)
         for (uint32_t c = 0; c < CPU_PANEL && p->rows[c] != NULL; c++) {
             const uint8_t *in = p->rows[c] + (size_t)b * 34;
             memcpy(out + c * 2, in, 2);
-            for (uint32_t k = 0; k < CPU_BLOCK; k++) {
-                out[32 + k * CPU_PANEL + c] = in[2 + k];
+            for (uint32_t i = 0; i < 8; i++) {
+                uint32_t word;
+                memcpy(&word, in + 2 + 4 * i, 4);
+                word ^= 0x80808080U; /* + 128 in each byte */
+                memcpy(out + 32 + i * 64 + c * 4, &word, 4);
             }
         }
     }
@@ -113,16 +116,19 @@ static void pack_q4_k_column(uint8_t *out, const uint8_t *in, uint32_t c)
 
 static void pack_q6_k_column(uint8_t *out, const uint8_t *in, uint32_t c)
 {
-    int8_t q[256];
+    uint8_t q[256];
 
     cpu_q6_k_values(in, q);
     memcpy(out + c * 2, in + 208, 2);
     for (uint32_t s = 0; s < 8; s++) {
-        uint8_t *sub = out + 32 + (size_t)s * 544;
+        uint8_t *sub = out + 32 + (size_t)s * 416, *words = sub + 32 + c * 4, *high = words + 256;
         sub[c] = in[192 + 2 * s];
         sub[16 + c] = in[192 + 2 * s + 1];
-        for (uint32_t k = 0; k < CPU_BLOCK; k++) {
-            sub[32 + k * CPU_PANEL + c] = (uint8_t)q[s * CPU_BLOCK + k];
+        for (uint32_t k = 0; k < 16; k++) {
+            uint32_t a = q[s * CPU_BLOCK + k], b = q[s * CPU_BLOCK + 16 + k], field = 2 * (k / 4);
+            words[k / 4 * 64 + k % 4] = (uint8_t)((a & 15) | (b & 15) << 4);
+            high[k % 4] = (uint8_t)(high[k % 4] | (a >> 4) << field);
+            high[64 + k % 4] = (uint8_t)(high[64 + k % 4] | (b >> 4) << field);
         }
     }
 }
@@ -130,7 +136,7 @@ static void pack_q6_k_column(uint8_t *out, const uint8_t *in, uint32_t c)
 static void pack_super(const struct pack *p, enum bt_dtype dtype)
 {
     const bool q4 = dtype == BT_DTYPE_Q4_K;
-    const size_t in_bytes = bt_dtype_block_bytes(dtype), out_bytes = q4 ? 2368 : 4384;
+    const size_t in_bytes = bt_dtype_block_bytes(dtype), out_bytes = q4 ? 2368 : 3360;
 
     for (uint32_t b = 0; b < p->n_cols / CPU_SUPER; b++) {
         for (uint32_t c = 0; c < CPU_PANEL && p->rows[c] != NULL; c++) {
