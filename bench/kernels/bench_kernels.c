@@ -10,7 +10,8 @@
 #include <time.h>
 #include "base/clock.h"
 #include "base/mem.h"
-#include "bench/kernels/bench_limits.h"
+#include "base/options.h"
+#include "bench/limits/limits.h"
 #include "kernels/backend.h"
 
 #define DIM      2048U
@@ -219,13 +220,10 @@ int main(int argc, char **argv)
         fprintf(stderr, "bench-kernels: %s\n", err.msg);
         return 1;
     }
-    size_t n = 256U << 20;
-    void *big = bt_alloc(n);
-    memset(big, 1, n);
-    printf("# %s; one thread: FMA peak %.1f (256 bits), %.1f (512 bits) GFLOP/s; read %.1f GB/s\n",
-           bt_k_describe(ctx), bt_bench_fma_peak(256), bt_bench_fma_peak(512),
-           bt_bench_read_peak(big, n));
-    bt_free(big);
+    uint32_t threads = opts.n_threads != 0 ? opts.n_threads : bt_cpus_usable();
+    printf("# %s; limits in this run: FMA %.1f GFLOP/s, int8 %.1f GOP/s, read %.1f GB/s\n",
+           bt_k_describe(ctx), bench_limit_fma(threads), bench_limit_int8(threads),
+           bench_limit_read(threads));
     printf("op,type,rows,bytes,seconds,gflops,gbytes_per_s\n");
     for (int t = 0; t < BT_DTYPE_COUNT; t++) {
         if (only == NULL || strcmp(only, bt_dtype_name((enum bt_dtype)t)) == 0) {
