@@ -40,7 +40,8 @@ struct dc_job {
     struct bt_sampled first;
     uint32_t first_index;
     bool has_logprobs;
-    uint64_t t_progress, t_started, t_granted, t_handoff, t_full, t_run; /* ns */
+    uint64_t t_progress; /* ns: the grant, a page, the hand-off, or P said that it computes */
+    uint64_t t_started, t_granted, t_handoff, t_full, t_run; /* ns */
     uint64_t t_submit, t_compute; /* local: it came, and its first chunk began; 0: not yet */
     uint64_t batch_sum;           /* running jobs, summed over its tokens */
     uint32_t n_tokens;            /* decoded here */
@@ -769,6 +770,21 @@ static void on_started(struct bt_dc_core *c, uint64_t now, uint64_t conn, struct
     }
 }
 
+/* P computes: pages will come. After the hand-off they alone count. */
+static void on_computing(struct bt_dc_core *c, uint64_t now, uint64_t conn, struct dc_job *j,
+                         const struct bt_control *m)
+{
+    if (j == NULL || j->conn != conn || j->generation != m->generation) {
+        c->stats.stale++;
+        if (j == NULL) { /* it was told already, unless that was lost */
+            act_revoke(c, conn, &m->ticket, m->generation,
+                       c->giving_back ? BT_ATTEMPT_DRAINING : BT_ATTEMPT_RETRY);
+        }
+    } else if (j->state == JOB_LANDING && !j->handed) {
+        j->t_progress = now;
+    }
+}
+
 static void on_forget(struct bt_dc_core *c, uint64_t conn, struct dc_job *j,
                       const struct bt_control *m)
 {
@@ -815,10 +831,14 @@ void bt_dc_on_control(struct bt_dc_core *c, uint64_t now, uint64_t conn, const s
     case BT_CONTROL_FORGET:
         on_forget(c, conn, j, m);
         return;
+    case BT_CONTROL_COMPUTING:
+        on_computing(c, now, conn, j, m);
+        return;
     case BT_CONTROL_GRANT:
     case BT_CONTROL_REFUSE:
     case BT_CONTROL_REVOKE:
     case BT_CONTROL_DONE:
+    case BT_CONTROL_KINDS:
         break; /* never sent to a decode node */
     }
     c->stats.stale++;
@@ -888,6 +908,7 @@ void bt_dc_on_tick(struct bt_dc_core *c, uint64_t now)
     }
     while ((j = bt_ticket_table_next(&c->jobs, &pos)) != NULL) {
         if (j->state == JOB_LANDING && now - j->t_progress > c->opts.transfer_ns) {
+            c->stats.stalled++;
             job_give_up(c, j, BT_ATTEMPT_RETRY, "the transfer made no progress");
         } else if (j->state == JOB_COMPUTING && j->t_compute == 0 &&
                    now - j->t_submit > c->opts.transfer_ns) {

@@ -30,9 +30,11 @@ struct bt_dc_opts {
     uint32_t parked_max;
     uint32_t n_groups;
     uint32_t n_layers[BT_CONTROL_GROUPS_MAX];
-    uint64_t park_ns;     /* a `started` waits so long for its submit */
-    uint64_t transfer_ns; /* a landing without progress is given up, and so is a prompt that is to
-                             be computed here and does not start */
+    uint64_t park_ns; /* a `started` waits so long for its submit */
+    uint64_t
+        transfer_ns; /* a landing is given up when for so long no page came and P did not say that
+                             it computes; so is a prompt that is to be computed here and does not
+                             start */
 };
 
 enum bt_dc_action_kind {
@@ -88,6 +90,7 @@ struct bt_dc_actions {
 struct bt_dc_stats {
     uint64_t stale; /* messages dropped: ticket, generation or connection did not match */
     uint64_t transferred_tokens, transferred_bytes, transfers, failures;
+    uint64_t stalled;       /* of failures: landings given up after transfer_ns */
     uint64_t cached_tokens; /* not sent or computed, because the prefix cache had them */
     uint64_t local_prefills, local_prefill_tokens; /* prompts computed here, and their tokens */
 };

@@ -81,8 +81,9 @@ struct bt_engine_thread {
 
     pthread_mutex_t mutex; /* guards snapshot */
     struct bt_engine_snapshot snapshot;
-    bool was_short;   /* of pages, after the last step */
-    atomic_bool stop; /* events are no longer wanted */
+    bool was_short;            /* of pages, after the last step */
+    atomic_bool stop;          /* events are no longer wanted */
+    _Atomic uint64_t n_layers; /* computed */
 };
 
 static uint32_t slot_of(uint64_t id)
@@ -272,6 +273,7 @@ static bool hook_interrupted(void *arg)
     struct cmd c;
     bool any = false;
 
+    atomic_fetch_add_explicit(&t->n_layers, 1, memory_order_relaxed);
     while (t->n_stash < t->stash_cap && bt_ring_pop(t->cmds, &c)) {
         if (c.kind == CMD_CANCEL || c.kind == CMD_RELEASE) {
             struct job_slot *s = job_find(t, c.job);
@@ -672,6 +674,11 @@ struct bt_engine_snapshot bt_engine_thread_snapshot(struct bt_engine_thread *t)
 
     pthread_mutex_unlock(&t->mutex);
     return s;
+}
+
+uint64_t bt_engine_thread_layers(struct bt_engine_thread *t)
+{
+    return atomic_load_explicit(&t->n_layers, memory_order_relaxed);
 }
 
 const struct bt_engine *bt_engine_thread_engine(const struct bt_engine_thread *t)

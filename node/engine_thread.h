@@ -97,6 +97,8 @@ struct bt_engine_snapshot {
     double decode_step_ms;
 };
 struct bt_engine_snapshot bt_engine_thread_snapshot(struct bt_engine_thread *t);
+/* Layers computed since the start, of all steps: it grows while the engine works, and no more when it hangs. Any thread. */
+uint64_t bt_engine_thread_layers(struct bt_engine_thread *t);
 /* Immutable after start. */
 const struct bt_engine *bt_engine_thread_engine(const struct bt_engine_thread *t);
 

@@ -34,9 +34,8 @@ void bt_node_legs_xfer(struct bt_node *n, const struct bt_xfer_event *ev)
 
 void bt_node_legs_control(struct bt_node *n, uint64_t conn, const struct bt_control *m)
 {
-    bool from_prefill = m->kind == BT_CONTROL_STARTED || m->kind == BT_CONTROL_HANDOFF ||
-                        m->kind == BT_CONTROL_FORGET;
-    const struct bt_node_hooks *h = &n->legs[from_prefill ? BT_ROLE_DECODE : BT_ROLE_PREFILL];
+    bool to_decode = bt_control_from_prefill(m->kind);
+    const struct bt_node_hooks *h = &n->legs[to_decode ? BT_ROLE_DECODE : BT_ROLE_PREFILL];
 
     h->on_control(h->arg, conn, m);
 }

@@ -51,8 +51,11 @@
             "Pause between load reports and between heartbeats to peers, in ms."),                 \
         ROW("lease", BT_OPT_DURATION, lease, "3s", 1e7, 600e9, NULL, "MS",                         \
             "Silence after which a router or peer counts as gone, in ms."),                        \
-        ROW("transfer-deadline", BT_OPT_DURATION, transfer_deadline, "30s", 1e8, 3600e9, NULL,     \
-            "MS", "A KV transfer without progress for so long is given up, in ms."),               \
+        ROW("transfer-deadline", BT_OPT_DURATION, transfer_deadline, "30s", 5e8, 3600e9, NULL,     \
+            "MS",                                                                                  \
+            "A KV transfer is given up when for so long no page came and its prefill node has "    \
+            "not "                                                                                 \
+            "said that it computes, in ms."),                                                      \
         ROW("drain-timeout", BT_OPT_DURATION, drain_timeout, "30s", 0, 3600e9, NULL, "MS",         \
             "After SIGTERM running requests get so long to end, in ms."),                          \
         ROW("transport", BT_OPT_STR, transport, "auto", 0, 0, NULL, "auto|tcp|shm|LIST",           \

@@ -57,6 +57,7 @@ struct bt_sim_result {
     uint64_t n_requests, n_finished, n_refused, n_cancelled, n_lost; /* lost: with their router */
     uint64_t n_tokens;                                               /* delivered to clients */
     uint64_t n_attempts, n_transfers, n_preempted, n_stale;
+    uint64_t n_stalled; /* landings given up after the transfer deadline */
     /* Prompts that began to be computed, and those that another attempt took over from a failed one instead. */
     uint64_t n_prompts, n_resent;
     /* Of n_prompts: computed again before a decode node had begun, though the prefill node that had begun with it lived: it

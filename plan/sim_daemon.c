@@ -194,7 +194,7 @@ void sim_node_load(struct bt_sim *s, struct sim_node *n, uint32_t link, struct b
                               .waiting_tokens = b.waiting_tokens,
                               .pages_short = b.pages_short};
     if (s->cfg.local == BT_RT_LOCAL_AUTO) { /* it decides by speeds */
-        l->prefill_tokens_per_s = 1e9 / (double)s->cfg.token_ns;
+        l->prefill_tokens_per_s = 1e9 / (double)s->cfg.token_ns[n->home];
         l->decode_step_ms = (double)s->cfg.step_ns / 1e6;
     }
     if (s->cfg.caches[n->home]) {
@@ -319,14 +319,33 @@ static bool drained(struct bt_sim *s, struct sim_node *n)
     return n->gave_back && s->now >= n->drain_end + s->cfg.lease_ns;
 }
 
+/* Where nothing breaks and there is room for all, no landing may be given up, however long its prompt takes. */
+static void count_stalled(struct bt_sim *s, struct sim_node *n)
+{
+    uint64_t before = bt_dc_core_stats(n->dc)->stalled;
+
+    bt_dc_on_tick(n->dc, s->now);
+    uint64_t stalled = bt_dc_core_stats(n->dc)->stalled - before;
+
+    s->result.n_stalled += stalled;
+    if (stalled > 0 && (s->opts.profile == BT_SIM_CALM || s->opts.profile == BT_SIM_CANCELS)) {
+        sim_fail(s, "%s gives a landing up though nothing is broken", s->procs[n->proc].name);
+    }
+}
+
 static void on_tick(struct bt_sim *s, struct sim_event *e)
 {
     struct sim_proc *p = &s->procs[e->proc];
     struct sim_node *n = p->node;
 
+    if (n->engine.n_layers_done != n->n_layers_told) { /* as prefilld/prefilld_io.c */
+        n->n_layers_told = n->engine.n_layers_done;
+        bt_pf_on_engine_alive(n->pf, s->now);
+        sim_prefill_run(s, n);
+    }
     bt_pf_on_tick(n->pf, s->now);
     sim_prefill_run(s, n);
-    bt_dc_on_tick(n->dc, s->now);
+    count_stalled(s, n);
     sim_decode_run(s, n);
     leg_tick(s, n, BT_ROLE_PREFILL);
     leg_tick(s, n, BT_ROLE_DECODE);
@@ -442,10 +461,7 @@ void sim_node_peer_down(struct bt_sim *s, struct sim_node *n, uint64_t conn, con
 void sim_node_control(struct bt_sim *s, struct sim_node *n, uint64_t conn,
                       const struct bt_control *m)
 {
-    bool from_prefill = m->kind == BT_CONTROL_STARTED || m->kind == BT_CONTROL_HANDOFF ||
-                        m->kind == BT_CONTROL_FORGET;
-
-    if (!from_prefill) {
+    if (!bt_control_from_prefill(m->kind)) {
         bt_pf_on_control(n->pf, s->now, conn, m);
         sim_prefill_run(s, n);
     } else {

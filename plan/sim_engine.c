@@ -500,7 +500,8 @@ static void step_begin(struct bt_sim *s, struct sim_node *n)
     }
     x->stepping = true;
     x->layer = 0;
-    x->layer_ns = (s->cfg.step_ns + s->cfg.token_ns * x->plan.n_tokens) / n_layers(&s->cfg);
+    x->layer_ns =
+        (s->cfg.step_ns + s->cfg.token_ns[n->home] * x->plan.n_tokens) / n_layers(&s->cfg);
     sim_post(s, s->now + x->layer_ns, n->proc, on_layer);
 }
 
@@ -554,6 +555,7 @@ static void on_layer(struct bt_sim *s, struct sim_event *e)
     uint32_t group = x->layer < s->cfg.n_layers[0] ? 0 : 1;
     uint32_t layer = group == 0 ? x->layer : x->layer - s->cfg.n_layers[0];
 
+    x->n_layers_done++;
     for (uint32_t i = 0; i < x->plan.n_spans; i++) {
         const struct bt_batch_span *sp = &x->plan.spans[i];
         const struct bt_batch_seq *b = bt_batch_seq(x->batch, sp->slot);

@@ -145,6 +145,8 @@ static void forge_fill(struct bt_sim *s, struct bt_control *m, enum bt_control_k
     case BT_CONTROL_REVOKE:
     case BT_CONTROL_FORGET:
     case BT_CONTROL_DONE:
+    case BT_CONTROL_COMPUTING:
+    case BT_CONTROL_KINDS:
         break;
     }
 }
@@ -165,7 +167,7 @@ static void forge(struct bt_sim *s)
         if (sim_chance(s, 200000)) {
             m.ticket.b[3] ^= 1;
         }
-        forge_fill(s, &m, (enum bt_control_kind)sim_below(s, BT_CONTROL_DONE + 1));
+        forge_fill(s, &m, (enum bt_control_kind)sim_below(s, BT_CONTROL_KINDS));
         sim_conn_forge(s, conn, to, &m);
     }
 }

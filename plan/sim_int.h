@@ -71,12 +71,12 @@ struct sim_config {
     uint32_t n_flips;                  /* roles change so often */
     uint32_t n_pages[2], chunk_tokens, max_batch, max_jobs, context;
     bool caches[2]; /* prefix caches, by enum bt_role */
-    uint64_t lease_ns, heartbeat_ns, transfer_ns, connect_ns, drain_ns;
+    uint64_t lease_ns, heartbeat_ns, transfer_ns, alive_ns, connect_ns, drain_ns;
     uint64_t net_min_ns, net_max_ns, local_max_ns; /* latency between processes, and threads */
     uint32_t hiccup_ppm;                           /* one of them takes up to 200 times as long */
     uint64_t start_ns;                             /* processes start in [0, start_ns) */
     uint32_t classes[SIM_PROCS_MAX];               /* of models: only equal ones may be paired */
-    uint64_t step_ns, token_ns;                    /* of the engine */
+    uint64_t step_ns, token_ns[2];                 /* of the engine; by the node's pool */
     uint64_t share_ns;
     uint32_t share_window;
     bool rendezvous;
@@ -149,6 +149,7 @@ struct sim_engine {
     struct bt_batch_plan plan;
     uint32_t layer; /* of the running step */
     uint64_t layer_ns;
+    uint64_t n_layers_done; /* of all steps */
     uint64_t event_at;
     uint64_t *kv[SIM_GROUPS_MAX]; /* [layer][page][token] */
     uint32_t n_pages;
@@ -281,6 +282,7 @@ struct sim_node {
     struct bt_pf_core *pf;
     struct bt_dc_core *dc;
     struct sim_engine engine;
+    uint64_t n_layers_told; /* of the engine, to the prefill core */
     struct sim_xfer xfer;
     struct sim_link links[SIM_ROUTERS_MAX];
     struct sim_job_state *jobs; /* [max_jobs] */

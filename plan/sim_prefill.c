@@ -29,6 +29,7 @@ void sim_prefill_start(struct bt_sim *s, struct sim_node *n)
         .reconnect_ns = 200 * SIM_MS,
         .unreachable_ns = c->lease_ns,
         .grant_ns = c->transfer_ns,
+        .alive_ns = c->alive_ns,
         .keep_ns = c->lease_ns,
     };
 

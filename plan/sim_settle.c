@@ -240,6 +240,8 @@ void sim_settle_start(struct bt_sim *s)
     collect(s);
     s->t_settle = s->now;
     s->stage = 0;
-    stage_next(s, c->queue_ns + 8 * (c->transfer_ns + c->lease_ns) + 20000 * SIM_MS);
+    uint64_t prompts = c->n_requests * c->context * c->token_ns[BT_ROLE_PREFILL];
+
+    stage_next(s, c->queue_ns + 8 * (c->transfer_ns + c->lease_ns) + prompts + 20000 * SIM_MS);
     sim_post(s, s->now, SIM_WORLD, on_look);
 }

@@ -39,6 +39,7 @@ struct pf_job {
     uint64_t t_submit, t_start; /* ns */
     uint64_t t_peer;            /* ns: it wants its peer since then */
     uint64_t t_progress;        /* ns: token 0, the grant, or a push that ended */
+    uint64_t t_alive;           /* ns: the grant, or when D was last told that it is computed */
     uint64_t post_ns, t_push_first, t_push_last, n_shares; /* of its pushes that ended */
     bool want_logprobs, prompt_logprobs;
     bool engine_knows;
@@ -851,6 +852,21 @@ void bt_pf_on_engine_preempted(struct bt_pf_core *c, uint64_t now, uint64_t job)
     }
 }
 
+void bt_pf_on_engine_alive(struct bt_pf_core *c, uint64_t now)
+{
+    uint32_t pos = 0;
+    struct pf_job *j;
+
+    begin(c);
+    while (c->n_computing > 0 && (j = bt_ticket_table_next(&c->jobs, &pos)) != NULL) {
+        if (j->state == JOB_COMPUTING && j->granted && now - j->t_alive >= c->opts.alive_ns) {
+            j->t_alive = now;
+            act_control(c, j->conn, BT_CONTROL_COMPUTING, &j->head.ticket)->generation =
+                j->generation;
+        }
+    }
+}
+
 void bt_pf_on_engine_short(struct bt_pf_core *c, uint64_t now)
 {
     (void)now;
@@ -958,7 +974,7 @@ static void on_grant(struct bt_pf_core *c, uint64_t now, uint64_t conn, struct p
         return;
     }
     j->granted = true;
-    j->t_progress = now;
+    j->t_progress = j->t_alive = now;
     j->generation = m->generation;
     for (uint32_t g = 0; g < c->opts.n_groups; g++) {
         uint32_t kept = first_visible(c, g, j->n_tokens);
@@ -1020,6 +1036,8 @@ void bt_pf_on_control(struct bt_pf_core *c, uint64_t now, uint64_t conn, const s
     case BT_CONTROL_STARTED:
     case BT_CONTROL_HANDOFF:
     case BT_CONTROL_FORGET:
+    case BT_CONTROL_COMPUTING:
+    case BT_CONTROL_KINDS:
         break; /* never sent to a prefill node */
     }
     c->stats.stale++;

@@ -36,7 +36,8 @@ struct bt_pf_opts {
     uint64_t unreachable_ns; /* a started prompt waits so long for its peer's connection */
     uint64_t grant_ns;       /* a computed prompt waits so long for its grant, then for done; each
                                 push that ends starts it anew */
-    uint64_t keep_ns;        /* a job whose decode side failed waits so long for another attempt */
+    uint64_t alive_ns; /* its decode node hears so often that a granted prompt is being computed */
+    uint64_t keep_ns;  /* a job whose decode side failed waits so long for another attempt */
 };
 
 enum bt_pf_action_kind {
@@ -134,6 +135,9 @@ void bt_pf_on_engine_token(struct bt_pf_core *c, uint64_t now, uint64_t job, uin
 void bt_pf_on_engine_prompt_logprobs(struct bt_pf_core *c, uint64_t now, uint64_t job,
                                      uint32_t first, const struct bt_sampled *list, size_t n);
 void bt_pf_on_engine_preempted(struct bt_pf_core *c, uint64_t now, uint64_t job);
+/* Layers were computed since the last call. Call it now and then while they are, at least every 100 ms: decode nodes
+ * that hold pages for what is being computed are told so. An engine that hangs says nothing, and they give up. */
+void bt_pf_on_engine_alive(struct bt_pf_core *c, uint64_t now);
 /* A prompt waits for pages that others hold. */
 void bt_pf_on_engine_short(struct bt_pf_core *c, uint64_t now);
 

@@ -40,6 +40,7 @@ struct bt_prefilld {
     struct answer *answers;
     size_t n_answers, answers_cap;
     struct bt_log_limit not_dialled;
+    uint64_t n_layers; /* that the engine had computed when the core was told last */
     struct bt_prom_hist prefill_seconds, queue_seconds, post_seconds, move_seconds, shares;
 };
 
@@ -394,7 +395,13 @@ static void on_router_lost(void *arg, uint32_t router)
 static void on_tick(void *arg, uint64_t now)
 {
     struct bt_prefilld *p = arg;
+    uint64_t n_layers = bt_engine_thread_layers(p->node->engine);
 
+    if (n_layers != p->n_layers) {
+        p->n_layers = n_layers;
+        bt_pf_on_engine_alive(p->core, now);
+        run(p);
+    }
     bt_pf_on_tick(p->core, now);
     run(p);
 }
@@ -471,6 +478,7 @@ static void numbers(void *arg, struct bt_node_leg_numbers *out)
 static void on_ready(void *arg, struct bt_node *n)
 {
     struct bt_prefilld *p = arg;
+    uint64_t quarter = n->cfg.transfer_deadline / 4;
     struct bt_pf_opts o = {
         .max_jobs = n->cfg.max_jobs,
         .first_slot = bt_node_first_slot(n, BT_ROLE_PREFILL),
@@ -480,6 +488,7 @@ static void on_ready(void *arg, struct bt_node *n)
         .reconnect_ns = RECONNECT_NS,
         .unreachable_ns = n->cfg.lease,
         .grant_ns = n->cfg.transfer_deadline,
+        .alive_ns = n->cfg.heartbeat < quarter ? n->cfg.heartbeat : quarter,
         .keep_ns = n->cfg.lease,
     };
 

@@ -23,8 +23,12 @@ enum bt_control_kind {
     BT_CONTROL_HANDOFF,
     BT_CONTROL_FORGET,
     BT_CONTROL_DONE,
+    BT_CONTROL_COMPUTING,
+    BT_CONTROL_KINDS,
 };
 const char *bt_control_name(enum bt_control_kind k);
+/* Whether prefilld sends it, to decoded; else the other way. */
+bool bt_control_from_prefill(enum bt_control_kind k);
 
 struct bt_control {
     enum bt_control_kind kind;

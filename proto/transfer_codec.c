@@ -5,6 +5,7 @@
 
 #include <stdio.h>
 
+#include "base/assert.h"
 #include "baton/transfer/v1/transfer.pb-c.h"
 #include "proto/pb_arena_int.h"
 
@@ -14,10 +15,16 @@ const char *bt_control_name(enum bt_control_kind k)
         [BT_CONTROL_STARTED] = "started", [BT_CONTROL_GRANT] = "grant",
         [BT_CONTROL_REFUSE] = "refuse",   [BT_CONTROL_REVOKE] = "revoke",
         [BT_CONTROL_HANDOFF] = "handoff", [BT_CONTROL_FORGET] = "forget",
-        [BT_CONTROL_DONE] = "done",
+        [BT_CONTROL_DONE] = "done",       [BT_CONTROL_COMPUTING] = "computing",
     };
 
     return names[k];
+}
+
+bool bt_control_from_prefill(enum bt_control_kind k)
+{
+    return k == BT_CONTROL_STARTED || k == BT_CONTROL_HANDOFF || k == BT_CONTROL_FORGET ||
+           k == BT_CONTROL_COMPUTING;
 }
 
 static enum bt_status bad(struct bt_err *err, const char *what)
@@ -96,6 +103,11 @@ static enum bt_status get_body(const Baton__Transfer__V1__Control *m, struct bt_
         *ticket = &m->done->ticket;
         out->generation = m->done->generation;
         return BT_OK;
+    case BATON__TRANSFER__V1__CONTROL__M_COMPUTING:
+        out->kind = BT_CONTROL_COMPUTING;
+        *ticket = &m->computing->ticket;
+        out->generation = m->computing->generation;
+        return BT_OK;
     default:
         return bad(err, "no known message in it");
     }
@@ -164,6 +176,7 @@ enum bt_status bt_control_encode(const struct bt_control *m, struct bt_buf *out)
     Baton__Transfer__V1__Revoke revoke = BATON__TRANSFER__V1__REVOKE__INIT;
     Baton__Transfer__V1__Forget forget = BATON__TRANSFER__V1__FORGET__INIT;
     Baton__Transfer__V1__Done done = BATON__TRANSFER__V1__DONE__INIT;
+    Baton__Transfer__V1__Computing computing = BATON__TRANSFER__V1__COMPUTING__INIT;
     uint8_t bytes[BT_TICKET_BYTES];
     ProtobufCBinaryData ticket = {BT_TICKET_BYTES, bytes};
     char text[256];
@@ -214,6 +227,15 @@ enum bt_status bt_control_encode(const struct bt_control *m, struct bt_buf *out)
         done.generation = m->generation;
         w.m_case = BATON__TRANSFER__V1__CONTROL__M_DONE;
         w.done = &done;
+        break;
+    case BT_CONTROL_COMPUTING:
+        computing.ticket = ticket;
+        computing.generation = m->generation;
+        w.m_case = BATON__TRANSFER__V1__CONTROL__M_COMPUTING;
+        w.computing = &computing;
+        break;
+    case BT_CONTROL_KINDS:
+        BT_ASSERT(false);
         break;
     }
     return bt_pb_pack(&w.base, out);

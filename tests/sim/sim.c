@@ -27,8 +27,8 @@ struct options {
 /* What a worker has done since it last told. */
 struct totals {
     uint64_t seeds, failed, events, requests, finished, refused, cancelled, lost, tokens, attempts,
-        transfers, local, roles, preempted, prompts, resent, again, hits_prefill, hits_decode,
-        faults, virtual_ms;
+        transfers, local, roles, preempted, prompts, resent, again, stalled, hits_prefill,
+        hits_decode, faults, virtual_ms;
     struct longest {
         uint64_t ms, seed;
     } request, settling;
@@ -95,6 +95,7 @@ static void add(struct totals *t, uint64_t seed, const struct bt_sim_result *r)
     t->prompts += r->n_prompts;
     t->resent += r->n_resent;
     t->again += r->n_again;
+    t->stalled += r->n_stalled;
     t->hits_prefill += r->n_hits[0];
     t->hits_decode += r->n_hits[1];
     t->faults += r->faults;
@@ -210,7 +211,7 @@ static void print_totals(const struct totals *t, uint64_t ns)
         (unsigned long long)t->faults);
     printf("%llu requests: %llu finished, %llu refused, %llu cancelled, %llu lost with a router; "
            "%llu tokens, %llu attempts, %llu prompts computed (%llu again, their node alive), %llu "
-           "sent again, %llu transfers, %llu "
+           "sent again, %llu transfers (%llu more given up without progress), %llu "
            "local prefills, %llu roles changed, %llu preempted; %llu prefix cache hits at prefill "
            "nodes, %llu at decode "
            "nodes\n",
@@ -219,9 +220,10 @@ static void print_totals(const struct totals *t, uint64_t ns)
            (unsigned long long)t->lost, (unsigned long long)t->tokens,
            (unsigned long long)t->attempts, (unsigned long long)t->prompts,
            (unsigned long long)t->again, (unsigned long long)t->resent,
-           (unsigned long long)t->transfers, (unsigned long long)t->local,
-           (unsigned long long)t->roles, (unsigned long long)t->preempted,
-           (unsigned long long)t->hits_prefill, (unsigned long long)t->hits_decode);
+           (unsigned long long)t->transfers, (unsigned long long)t->stalled,
+           (unsigned long long)t->local, (unsigned long long)t->roles,
+           (unsigned long long)t->preempted, (unsigned long long)t->hits_prefill,
+           (unsigned long long)t->hits_decode);
     printf("longest answer: %llu ms (seed %llu); longest settling: %llu ms (seed %llu)\n",
            (unsigned long long)t->request.ms, (unsigned long long)t->request.seed,
            (unsigned long long)t->settling.ms, (unsigned long long)t->settling.seed);

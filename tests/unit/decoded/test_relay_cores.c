@@ -16,6 +16,7 @@
 #define MAX_TRIES  512
 #define CONN       77
 #define KEEP_NS    500000
+#define ALIVE_NS   250000
 #define P_INSTANCE 11
 #define D_INSTANCE 22
 
@@ -623,6 +624,7 @@ static void world_start_with_window(struct world *w, unsigned seed, uint32_t win
                             .reconnect_ns = 100,
                             .unreachable_ns = 1000000,
                             .grant_ns = 1000000,
+                            .alive_ns = ALIVE_NS,
                             .keep_ns = KEEP_NS};
     struct bt_dc_opts dopts = {.max_jobs = MAX_JOBS,
                                .parked_max = 8,
@@ -1171,6 +1173,134 @@ static void test_slow_transfer_is_not_stuck(void)
     world_check_idle(&w);
 }
 
+/* P tells it of what is granted and computed, now and then, while layers come out of its engine; not of more. */
+static void test_says_that_it_computes(void)
+{
+    static struct world w;
+    uint32_t ids[2] = {0};
+    struct bt_sampled s = {.token = 100};
+
+    world_start(&w, 1);
+    add_request(&w, 8, 4);
+    w.n = 0;
+    submit(&w, 0, true);
+    uint64_t job = w.pe[0].job;
+
+    bt_pf_on_engine_started(w.p, w.now, job);
+    w.now += ALIVE_NS;
+    bt_pf_on_engine_alive(w.p, w.now);
+    CHECK_EQ(bt_pf_core_actions(w.p)->n, 0); /* no grant yet */
+    p_control(&w, BT_CONTROL_GRANT, 5);
+    for (int i = 0; i < 3; i++) {
+        w.now += ALIVE_NS - 1;
+        bt_pf_on_engine_alive(w.p, w.now);
+        CHECK_EQ(bt_pf_core_actions(w.p)->n, 0); /* too early */
+        w.now += 1;
+        bt_pf_on_engine_alive(w.p, w.now);
+        const struct bt_pf_actions *list = bt_pf_core_actions(w.p);
+
+        CHECK_EQ(list->n, 1);
+        CHECK_EQ(list->items[0].control.kind, BT_CONTROL_COMPUTING);
+        CHECK_EQ(list->items[0].control.generation, 5);
+        CHECK_EQ(list->items[0].peer, CONN);
+        CHECK(bt_ticket_equal(&list->items[0].control.ticket, &w.tickets[0]));
+    }
+    w.now += 10 * ALIVE_NS; /* an engine that hangs tells the core nothing */
+    bt_pf_on_tick(w.p, w.now);
+    CHECK_EQ(bt_pf_core_actions(w.p)->n, 0);
+    for (uint32_t l = 0; l < N_LAYERS; l++) {
+        bt_pf_on_engine_pages(w.p, w.now, job, 0, l, 0, 2, ids);
+    }
+    bt_pf_on_engine_token(w.p, w.now, job, 0, &s, 0);
+    w.now += ALIVE_NS;
+    bt_pf_on_engine_alive(w.p, w.now); /* of others */
+    CHECK_EQ(bt_pf_core_actions(w.p)->n, 0);
+    p_control(&w, BT_CONTROL_DONE, 5);
+    run_p(&w);
+    for (uint32_t l = 0; l < N_LAYERS; l++) {
+        bt_pf_on_pushed(w.p, w.now, job, &w.tickets[0], BT_OK);
+        run_p(&w);
+    }
+    world_check_idle(&w);
+}
+
+/* What is kept has no decode node that could be told. */
+static void test_kept_tells_nobody(void)
+{
+    static struct world w;
+
+    world_start(&w, 1);
+    add_request(&w, 8, 4);
+    w.n = 0;
+    submit(&w, 0, true);
+    bt_pf_on_engine_started(w.p, w.now, w.pe[0].job);
+    p_control(&w, BT_CONTROL_GRANT, 5);
+    bt_pf_on_cancel(w.p, w.now, 0, &w.tickets[0], true);
+    w.now += ALIVE_NS;
+    bt_pf_on_engine_alive(w.p, w.now);
+    CHECK_EQ(bt_pf_core_actions(w.p)->n, 0);
+    bt_pf_on_router_lost(w.p, w.now, 0);
+    run_p(&w);
+    world_check_idle(&w);
+}
+
+/* A prompt that takes P many deadlines keeps its landing as long as P says so: about this lease, before the hand-off. */
+static void test_slow_prompt_is_not_stuck(void)
+{
+    static struct world w;
+    uint64_t generation = d_landing(&w);
+    uint64_t stale = bt_dc_core_stats(w.d)->stale;
+
+    for (int i = 0; i < 5; i++) {
+        w.now += 900000;
+        bt_dc_on_tick(w.d, w.now);
+        CHECK_EQ(bt_dc_core_actions(w.d)->n, 0);
+        d_control(&w, BT_CONTROL_COMPUTING, generation);
+        CHECK_EQ(bt_dc_core_actions(w.d)->n, 0);
+    }
+    CHECK_EQ(bt_dc_core_stats(w.d)->stale, stale);
+    w.now += 900000;
+    d_control(&w, BT_CONTROL_COMPUTING, generation + 1); /* another lease's */
+    CHECK_EQ(bt_dc_core_actions(w.d)->n, 0);
+    CHECK_EQ(bt_dc_core_stats(w.d)->stale, stale + 1);
+    w.now += 200000; /* it hangs, though its connection lives */
+    bt_dc_on_tick(w.d, w.now);
+    CHECK_EQ(bt_dc_core_stats(w.d)->stalled, 1);
+    run_d(&w);
+    CHECK_EQ(w.ended[0], 1);
+    d_control(&w, BT_CONTROL_COMPUTING, generation); /* it goes on, and had not heard */
+    CHECK_EQ(bt_dc_core_actions(w.d)->n, 1);
+    CHECK_EQ(bt_dc_core_actions(w.d)->items[0].control.kind, BT_CONTROL_REVOKE);
+    CHECK_EQ(bt_dc_core_actions(w.d)->items[0].control.generation, generation);
+    d_closed(&w);
+    world_check_idle(&w);
+}
+
+/* After the hand-off only pages count: a late word of P does not keep a transfer that is stuck. */
+static void test_stuck_after_the_handoff(void)
+{
+    static struct world w;
+    uint64_t generation = d_landing(&w);
+    struct bt_control m = {
+        .kind = BT_CONTROL_HANDOFF, .ticket = w.tickets[0], .generation = generation};
+
+    m.handoff.n_groups = 1;
+    m.handoff.n_shares[0] = 2 * N_LAYERS;
+    m.handoff.first.token = 100;
+    bt_dc_on_control(w.d, w.now, CONN, &m);
+    run_d(&w);
+    w.now += 900000;
+    d_control(&w, BT_CONTROL_COMPUTING, generation);
+    CHECK_EQ(bt_dc_core_actions(w.d)->n, 0);
+    w.now += 200000;
+    bt_dc_on_tick(w.d, w.now);
+    CHECK_EQ(bt_dc_core_stats(w.d)->stalled, 1);
+    run_d(&w);
+    CHECK_EQ(w.ended[0], 1);
+    d_closed(&w);
+    world_check_idle(&w);
+}
+
 /* Pages outside the window are not there any more, whatever a grant asks for. */
 static void test_grant_beyond_the_window(void)
 {
@@ -1321,10 +1451,10 @@ static void check_forged_d(struct world *w, uint64_t conn, const struct bt_contr
  * belong to, or with a generation that D never gave. */
 static void forge(struct world *w)
 {
-    static const enum bt_control_kind kinds[] = {BT_CONTROL_GRANT,  BT_CONTROL_REFUSE,
-                                                 BT_CONTROL_REVOKE, BT_CONTROL_HANDOFF,
-                                                 BT_CONTROL_FORGET, BT_CONTROL_DONE};
-    struct bt_control m = {.kind = kinds[rnd(w, 6)], .generation = 1 + rnd(w, 20)};
+    static const enum bt_control_kind kinds[] = {
+        BT_CONTROL_GRANT,  BT_CONTROL_REFUSE, BT_CONTROL_REVOKE,   BT_CONTROL_HANDOFF,
+        BT_CONTROL_FORGET, BT_CONTROL_DONE,   BT_CONTROL_COMPUTING};
+    struct bt_control m = {.kind = kinds[rnd(w, 7)], .generation = 1 + rnd(w, 20)};
     uint64_t conn = CONN;
 
     switch (rnd(w, 3)) {
@@ -1341,7 +1471,7 @@ static void forge(struct world *w)
         m.generation = 1000000 + rnd(w, 20);
         m.kind = BT_CONTROL_DONE;
         check_forged_p(w, conn, &m);
-        m.kind = BT_CONTROL_HANDOFF;
+        m.kind = rnd(w, 2) == 0 ? BT_CONTROL_HANDOFF : BT_CONTROL_COMPUTING;
         check_forged_d(w, conn, &m);
         return;
     }
@@ -1381,6 +1511,10 @@ int main(void)
     test_forget_of_another_generation();
     test_engine_failure_revokes();
     test_slow_transfer_is_not_stuck();
+    test_says_that_it_computes();
+    test_kept_tells_nobody();
+    test_slow_prompt_is_not_stuck();
+    test_stuck_after_the_handoff();
     test_kept_goes_first();
     test_replaces_another();
     test_grant_beyond_the_window();
