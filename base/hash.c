@@ -142,12 +142,9 @@ bool bt_map_get(const struct bt_map *m, const void *key, size_t key_len, uint64_
     return true;
 }
 
-static enum bt_status grow(struct bt_map *m)
+/* n: a power of two, more than there are. */
+static enum bt_status resize(struct bt_map *m, size_t n)
 {
-    size_t n = m->n_slots == 0 ? SLOTS_MIN : m->n_slots;
-    if (m->n_slots != 0 && !bt_mul_size(n, 2, &n)) {
-        return BT_ERR_NOMEM;
-    }
     struct bt_map_slot *slots = bt_calloc(n, sizeof(*slots));
     if (slots == NULL) {
         return BT_ERR_NOMEM;
@@ -166,6 +163,26 @@ static enum bt_status grow(struct bt_map *m)
     m->slots = slots;
     m->n_slots = n;
     return BT_OK;
+}
+
+static enum bt_status grow(struct bt_map *m)
+{
+    size_t n = m->n_slots == 0 ? SLOTS_MIN : m->n_slots;
+    if (m->n_slots != 0 && !bt_mul_size(n, 2, &n)) {
+        return BT_ERR_NOMEM;
+    }
+    return resize(m, n);
+}
+
+enum bt_status bt_map_reserve(struct bt_map *m, size_t n)
+{
+    size_t slots = SLOTS_MIN;
+    while (slots / 4 * 3 < n) {
+        if (!bt_mul_size(slots, 2, &slots)) {
+            return BT_ERR_NOMEM;
+        }
+    }
+    return slots <= m->n_slots ? BT_OK : resize(m, slots);
 }
 
 enum bt_status bt_map_put(struct bt_map *m, const void *key, size_t key_len, uint64_t value)

@@ -28,6 +28,8 @@ struct bt_map {
 };
 void bt_map_init(struct bt_map *m, bool copy_keys);
 void bt_map_fini(struct bt_map *m);
+/* Room for n entries: up to so many at once, puts of borrowed keys neither fail nor call the heap. */
+enum bt_status bt_map_reserve(struct bt_map *m, size_t n) BT_NODISCARD;
 bool bt_map_get(const struct bt_map *m, const void *key, size_t key_len, uint64_t *value);
 /* Adds or replaces; a borrowed key is replaced too, so the last one given must live on.
  * BT_ERR_NOMEM leaves the map as it was. key_len < 4 GiB. */

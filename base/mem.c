@@ -1,13 +1,17 @@
 /* The project's heap: libc's, counted by what libc really reserved for a block, so that no header
- * of our own is needed and an aligned block is freed like any other. Owns the counter and each
- * thread's planned failure. */
+ * of our own is needed and an aligned block is freed like any other. Owns the counter, each
+ * thread's planned failure and each thread's seal. */
 
 #include "base/mem.h"
 
+#include <execinfo.h>
 #include <malloc.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 #include "base/assert.h"
 
 static atomic_size_t live_bytes;
@@ -16,8 +20,54 @@ static atomic_size_t live_bytes;
 static _Thread_local uint64_t fail_after = UINT64_MAX;
 static _Thread_local bool fail_fired;
 
+/* Calls that took memory; and the seal, NULL: none. */
+static _Thread_local uint64_t heap_calls;
+static _Thread_local struct bt_seal *seal;
+
+/* Whether a heap call of a sealed thread ends the process: read when the first thread seals itself. */
+static bool seal_aborts(void)
+{
+    static atomic_int known; /* 0: not yet, 1: no, 2: yes */
+    int v = atomic_load_explicit(&known, memory_order_relaxed);
+
+    if (v == 0) {
+        const char *mode = getenv("BT_HEAP_SEAL");
+
+        v = mode != NULL && strcmp(mode, "abort") == 0 ? 2 : 1;
+        atomic_store_explicit(&known, v, memory_order_relaxed);
+    }
+    return v == 2;
+}
+
+static void seal_broken(void)
+{
+    void *frames[32];
+    char msg[160];
+
+    (void)__atomic_fetch_add(&seal->heap_calls, 1, __ATOMIC_RELAXED);
+    if (!seal_aborts()) {
+        return;
+    }
+    int n = snprintf(msg, sizeof(msg), "heap call on the sealed %s thread:\n", seal->thread);
+    ssize_t w = n > 0 ? write(STDERR_FILENO, msg, (size_t)n) : 0;
+    (void)w;     /* nowhere left to report to */
+    seal = NULL; /* naming the frames may take memory */
+    n = backtrace(frames, sizeof(frames) / sizeof(frames[0]));
+    backtrace_symbols_fd(frames, n, STDERR_FILENO);
+    abort();
+}
+
+static inline void check_seal(void)
+{
+    if (__builtin_expect(seal != NULL, 0)) {
+        seal_broken();
+    }
+}
+
 static bool must_fail(void)
 {
+    heap_calls++;
+    check_seal();
     if (__builtin_expect(fail_after == UINT64_MAX, 1)) {
         return false;
     }
@@ -120,9 +170,74 @@ char *bt_strdup(const char *s)
 void bt_free(void *p)
 {
     if (p != NULL) {
+        check_seal();
         atomic_fetch_sub_explicit(&live_bytes, malloc_usable_size(p), memory_order_relaxed);
         free(p);
     }
+}
+
+void *bt_reserve(size_t n)
+{
+    if (must_fail()) {
+        return NULL;
+    }
+    n = n > 0 ? n : 1;
+    void *p =
+        mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+    if (p == MAP_FAILED) {
+        return NULL;
+    }
+    (void)madvise(
+        p, n,
+        MADV_NOHUGEPAGE); /* a huge page for each byte written would defeat it; old kernels may not know */
+    atomic_fetch_add_explicit(&live_bytes, n, memory_order_relaxed);
+    return p;
+}
+
+void bt_unreserve(void *p, size_t n)
+{
+    if (p != NULL) {
+        n = n > 0 ? n : 1;
+        check_seal();
+        atomic_fetch_sub_explicit(&live_bytes, n, memory_order_relaxed);
+        (void)munmap(p, n); /* fails for what is no mapping only */
+    }
+}
+
+void bt_reserve_trim(void *p, size_t n)
+{
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    uintptr_t from = ((uintptr_t)p + page - 1) & ~(page - 1),
+              end = ((uintptr_t)p + n) & ~(page - 1);
+
+    if (from < end) {
+        (void)madvise((char *)p + (from - (uintptr_t)p), end - from, MADV_DONTNEED);
+    }
+}
+
+void bt_alloc_seal(struct bt_seal *s)
+{
+    (void)seal_aborts();
+    seal = s;
+}
+
+struct bt_seal *bt_alloc_unseal(void)
+{
+    struct bt_seal *s = seal;
+
+    seal = NULL;
+    return s;
+}
+
+void bt_alloc_reseal(struct bt_seal *s)
+{
+    seal = s;
+}
+
+uint64_t bt_seal_heap_calls(const struct bt_seal *s)
+{
+    return __atomic_load_n(&s->heap_calls, __ATOMIC_RELAXED);
 }
 
 void *bt_grow(void *items, size_t n, size_t *cap, size_t item_bytes)
@@ -170,6 +285,11 @@ bool bt_test_fail_alloc_off(void)
     fail_after = UINT64_MAX;
     fail_fired = false;
     return fired;
+}
+
+uint64_t bt_test_heap_calls(void)
+{
+    return heap_calls;
 }
 
 size_t bt_test_live_bytes(void)

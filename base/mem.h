@@ -27,10 +27,39 @@ void bt_mem_return_large(void);
  * allocations may wait for some of it. */
 void bt_mem_trim(void);
 
+/* Zeroed memory that takes room only where it was written to: for tables that are sized for the worst case at create.
+ * NULL when memory is out. Goes back with bt_unreserve and the same n; (NULL, n) is legal. */
+void *bt_reserve(size_t n) BT_NODISCARD;
+void bt_unreserve(void *p, size_t n);
+/* Inside of a reserved block: what was written to [p, p + n) goes back to the system as far as whole pages lie in it.
+ * The content is not to be relied on after it. Not a heap call. */
+void bt_reserve_trim(void *p, size_t n);
+
 /* A list of n items with room for one more, where it is now; *cap: items that there is room for, 0 with NULL. For lists
  * that grow to their working size and stay there, of things whose loss would break a promise: without memory the
  * process ends. */
 void *bt_grow(void *items, size_t n, size_t *cap, size_t item_bytes) BT_NODISCARD;
+
+/* ---- sealed threads ----
+ *
+ * A thread whose work must never wait for the heap seals itself when its preparations are over. From then on each call
+ * above on that thread that takes or frees heap memory (growing bt_bufs, maps and arenas included; bt_free(NULL) not)
+ * still works, but is counted. Where the program was started with BT_HEAP_SEAL=abort in its environment, as all tests
+ * of daemons do, it ends the process instead, with the place on stderr.
+ *
+ * Counted are our calls only: what UCX, libc and other libraries take for themselves is not seen here. */
+struct bt_seal {
+    const char *thread;  /* for the message; static */
+    uint64_t heap_calls; /* read with bt_seal_heap_calls() */
+};
+
+/* The calling thread, until it ends. s is the caller's and outlives the thread. */
+void bt_alloc_seal(struct bt_seal *s);
+/* Lifts the calling thread's seal for work off the request path (making a connection, say), and puts it back.
+ * Unseal gives what reseal wants: NULL where there was no seal, so pairs may lie inside each other. */
+struct bt_seal *bt_alloc_unseal(void) BT_NODISCARD;
+void bt_alloc_reseal(struct bt_seal *s);
+uint64_t bt_seal_heap_calls(const struct bt_seal *s); /* any thread */
 
 /* false on overflow; *out is then untouched. */
 bool bt_mul_size(size_t a, size_t b, size_t *out) BT_NODISCARD;
@@ -41,5 +70,7 @@ bool bt_add_size(size_t a, size_t b, size_t *out) BT_NODISCARD;
 void bt_test_fail_alloc(uint64_t nth);
 bool bt_test_fail_alloc_off(void);
 size_t bt_test_live_bytes(void);
+/* Calls of this thread that took heap memory, since it began. */
+uint64_t bt_test_heap_calls(void);
 
 #endif
