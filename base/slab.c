@@ -24,7 +24,10 @@ enum bt_status bt_slab_init(struct bt_slab *s, const char *name, size_t object_b
 {
     size_t stride, bytes;
 
-    BT_ASSERT(object_bytes >= sizeof(void *) && n_max > 0); /* the free list lies in the objects */
+    BT_ASSERT(object_bytes > 0 && n_max > 0);
+    if (object_bytes < sizeof(void *)) { /* the free list lies in the objects */
+        object_bytes = sizeof(void *);
+    }
     *s = (struct bt_slab){.name = name, .object_bytes = object_bytes, .n_max = n_max};
     pthread_mutex_init(&s->mutex, NULL);
     if (!bt_add_size(object_bytes, GUARD_BYTES + 15, &stride)) {

@@ -23,7 +23,7 @@ struct bt_slab {
     pthread_mutex_t mutex;
 };
 
-/* name: what the objects are. object_bytes >= 8, n_max >= 1. BT_ERR_NOMEM: no address space; fini is legal then too. */
+/* name: what the objects are. object_bytes, n_max >= 1. BT_ERR_NOMEM: no address space; fini is legal then too. */
 enum bt_status bt_slab_init(struct bt_slab *s, const char *name, size_t object_bytes,
                             uint32_t n_max) BT_NODISCARD;
 /* An object still in use is a bug. A zeroed slab is legal. */

@@ -6,9 +6,13 @@
 #include <stdio.h>
 #include "base/assert.h"
 #include "base/mem.h"
+#include "base/slab.h"
 
 #define DRAINED "the node drains and its time is over"
 #define OVER    "the request is over"
+/* The longest list: each job ended, with its peer told, and each parked message refused. */
+#define ACTIONS_PER_JOB 8
+#define ACTIONS_MORE    32
 
 enum job_state { JOB_WAITING, JOB_LEASING, JOB_LANDING, JOB_COMPUTING, JOB_RUNNING, JOB_ENDING };
 
@@ -29,10 +33,10 @@ struct dc_job {
     uint32_t router;
     uint64_t conn;       /* P's connection; 0 before `started` */
     uint64_t generation; /* of the lease; 0 before */
+    uint64_t next_lease; /* id of the next job in its bucket of leases; 0: the last */
     uint32_t n_cached;   /* tokens that the prefix cache had */
     struct bt_dc_request req;
-    uint32_t *tokens; /* memory of req.tokens and req.sampling.bias */
-    struct bt_logit_bias *bias;
+    uint32_t *tokens; /* of c->requests: memory of req.tokens, and of req.sampling.bias behind */
     bool land_open, land_closing, engine_knows;
     bool full, handed;
     bool local;  /* its prompt is computed here */
@@ -62,13 +66,17 @@ struct parked {
 struct bt_dc_core {
     struct bt_dc_opts opts;
     struct bt_ticket_table jobs;
-    struct bt_map by_generation; /* generation → job id, for landings that outlive their ticket */
+    struct bt_slab requests;
+    uint64_t *
+        leases; /* job ids by generation & leases_mask, for landings that outlive their ticket; 0: none */
+    uint64_t leases_mask;
     struct parked *parked;
     uint32_t n_parked;
     uint64_t generation;
     uint32_t n_running;
     bool giving_back;
     struct bt_dc_actions actions;
+    size_t actions_max;
     struct bt_dc_stats stats;
     char text[256];
 };
@@ -83,27 +91,27 @@ enum bt_status bt_dc_core_create(const struct bt_dc_opts *opts, struct bt_dc_cor
         return BT_ERR_NOMEM;
     }
     c->opts = *opts;
-    bt_map_init(&c->by_generation, true);
+    while (c->leases_mask + 1 < opts->max_jobs) {
+        c->leases_mask = c->leases_mask << 1 | 1;
+    }
+    c->actions_max = (size_t)ACTIONS_PER_JOB * opts->max_jobs + opts->parked_max + ACTIONS_MORE;
+    c->actions.items = bt_reserve(c->actions_max * sizeof *c->actions.items);
+    c->leases = bt_calloc(c->leases_mask + 1, sizeof *c->leases);
     c->parked = bt_calloc(opts->parked_max, sizeof *c->parked);
-    enum bt_status st = c->parked == NULL ? BT_ERR_NOMEM
-                                          : bt_ticket_table_init(&c->jobs, sizeof(struct dc_job),
-                                                                 opts->max_jobs, opts->first_slot);
+    bool ok = c->actions.items != NULL && c->leases != NULL && c->parked != NULL &&
+              bt_ticket_table_init(&c->jobs, sizeof(struct dc_job), opts->max_jobs,
+                                   opts->first_slot) == BT_OK &&
+              bt_slab_init(&c->requests, "decode requests",
+                           opts->context * sizeof(uint32_t) +
+                               BT_LOGIT_BIAS_MAX * sizeof(struct bt_logit_bias),
+                           opts->max_jobs) == BT_OK;
 
-    if (st != BT_OK) {
-        bt_free(c->parked);
-        bt_free(c);
-        return st;
+    if (!ok) {
+        bt_dc_core_destroy(c);
+        return BT_ERR_NOMEM;
     }
     *out = c;
     return BT_OK;
-}
-
-static void job_free_memory(struct dc_job *j)
-{
-    bt_free(j->tokens);
-    bt_free(j->bias);
-    j->tokens = NULL;
-    j->bias = NULL;
 }
 
 void bt_dc_core_destroy(struct bt_dc_core *c)
@@ -115,11 +123,12 @@ void bt_dc_core_destroy(struct bt_dc_core *c)
         return;
     }
     while ((j = bt_ticket_table_next(&c->jobs, &pos)) != NULL) {
-        job_free_memory(j);
+        bt_slab_put(&c->requests, j->tokens);
     }
+    bt_slab_fini(&c->requests);
     bt_ticket_table_fini(&c->jobs);
-    bt_map_fini(&c->by_generation);
-    bt_free(c->actions.items);
+    bt_unreserve(c->actions.items, c->actions_max * sizeof *c->actions.items);
+    bt_free(c->leases);
     bt_free(c->parked);
     bt_free(c);
 }
@@ -150,7 +159,7 @@ static struct bt_dc_action *act(struct bt_dc_core *c, enum bt_dc_action_kind kin
 {
     struct bt_dc_actions *a = &c->actions;
 
-    a->items = bt_grow(a->items, a->n, &a->cap, sizeof *a->items);
+    BT_ASSERT(a->n < c->actions_max);
     struct bt_dc_action *x = &a->items[a->n++];
 
     memset(x, 0, sizeof *x);
@@ -219,18 +228,48 @@ static struct dc_job *live_job(struct bt_dc_core *c, uint64_t id)
     return j != NULL && j->state != JOB_ENDING ? j : NULL;
 }
 
+/* ---- leases: generations are counted up, so the buckets fill evenly ---- */
+
 static struct dc_job *job_by_generation(struct bt_dc_core *c, const struct bt_ticket *t,
                                         uint64_t generation)
 {
-    uint64_t id = 0;
+    uint64_t id = c->leases[generation & c->leases_mask];
 
-    if (!bt_map_get(&c->by_generation, &generation, sizeof generation, &id)) {
-        return NULL;
+    while (id != 0) {
+        struct dc_job *j = bt_ticket_table_by_id(&c->jobs, id);
+
+        BT_ASSERT(j != NULL);
+        if (j->generation == generation) {
+            return bt_ticket_equal(&j->head.ticket, t) ? j : NULL;
+        }
+        id = j->next_lease;
     }
-    struct dc_job *j = bt_ticket_table_by_id(&c->jobs, id);
-
-    return j != NULL && bt_ticket_equal(&j->head.ticket, t) ? j : NULL;
+    return NULL;
 }
+
+static void lease_add(struct bt_dc_core *c, struct dc_job *j)
+{
+    j->generation = ++c->generation;
+    uint64_t *bucket = &c->leases[j->generation & c->leases_mask];
+
+    j->next_lease = *bucket;
+    *bucket = j->head.id;
+}
+
+static void lease_drop(struct bt_dc_core *c, struct dc_job *j)
+{
+    uint64_t *at = &c->leases[j->generation & c->leases_mask];
+
+    while (*at != j->head.id) {
+        struct dc_job *other = bt_ticket_table_by_id(&c->jobs, *at);
+
+        BT_ASSERT(other != NULL);
+        at = &other->next_lease;
+    }
+    *at = j->next_lease;
+}
+
+/* ---- ends of jobs ---- */
 
 static void job_remove(struct bt_dc_core *c, struct dc_job *j)
 {
@@ -238,9 +277,9 @@ static void job_remove(struct bt_dc_core *c, struct dc_job *j)
         act_job(c, BT_DC_ENGINE_RELEASE, j);
     }
     if (j->generation != 0) {
-        (void)bt_map_del(&c->by_generation, &j->generation, sizeof j->generation);
+        lease_drop(c, j);
     }
-    job_free_memory(j);
+    bt_slab_put(&c->requests, j->tokens);
     bt_ticket_table_remove(&c->jobs, j);
 }
 
@@ -382,26 +421,30 @@ static void park(struct bt_dc_core *c, const struct bt_ticket *t, uint64_t conn,
 
 /* ---- from routers ---- */
 
-static bool copy_request(struct dc_job *j, const struct bt_msg_submit *s)
+/* Whether the core has room for it: the engine judges the rest. */
+static bool request_fits(const struct bt_dc_core *c, const struct bt_msg_submit *s)
 {
-    size_t tokens = s->n_tokens * sizeof *j->tokens;
-    size_t bias = s->sampling.n_bias * sizeof *j->bias;
+    return s->n_tokens <= c->opts.context && s->sampling.n_bias <= BT_LOGIT_BIAS_MAX;
+}
 
-    j->tokens = bt_alloc(tokens);
-    j->bias = bt_alloc(bias);
-    if (j->tokens == NULL || j->bias == NULL) {
-        return false;
-    }
-    memcpy(j->tokens, s->tokens, tokens);
-    if (bias > 0) {
-        memcpy(j->bias, s->sampling.bias, bias);
+_Static_assert(_Alignof(struct bt_logit_bias) <= sizeof(uint32_t),
+               "the bias lies right behind the tokens");
+
+static void copy_request(struct bt_dc_core *c, struct dc_job *j, const struct bt_msg_submit *s)
+{
+    j->tokens = bt_slab_get(&c->requests);
+    BT_ASSERT(j->tokens != NULL); /* one for each job */
+    struct bt_logit_bias *bias = (struct bt_logit_bias *)(void *)(j->tokens + s->n_tokens);
+
+    memcpy(j->tokens, s->tokens, s->n_tokens * sizeof *j->tokens);
+    if (s->sampling.n_bias > 0) {
+        memcpy(bias, s->sampling.bias, s->sampling.n_bias * sizeof *bias);
     }
     j->req =
         (struct bt_dc_request){(uint32_t)s->n_tokens, s->n_prompt,
                                s->prompt_logprobs && s->peer_instance == 0, j->tokens, s->sampling};
-    j->req.sampling.bias = j->bias;
+    j->req.sampling.bias = bias;
     j->has_logprobs = s->sampling.logprobs;
-    return true;
 }
 
 void bt_dc_on_submit(struct bt_dc_core *c, uint64_t now, uint32_t router,
@@ -418,6 +461,11 @@ void bt_dc_on_submit(struct bt_dc_core *c, uint64_t now, uint32_t router,
         act_end(c, router, s->request_id, &s->ticket, BT_ATTEMPT_DRAINING, DRAINED);
         return;
     }
+    if (!request_fits(c, s)) {
+        act_end(c, router, s->request_id, &s->ticket, BT_ATTEMPT_INVALID,
+                "the request is longer than the model's context");
+        return;
+    }
     struct dc_job *j = bt_ticket_table_add(&c->jobs, &s->ticket);
 
     if (j == NULL) {
@@ -427,12 +475,7 @@ void bt_dc_on_submit(struct bt_dc_core *c, uint64_t now, uint32_t router,
     }
     j->router = router;
     snprintf(j->request_id, sizeof j->request_id, "%s", s->request_id != NULL ? s->request_id : "");
-    if (!copy_request(j, s)) {
-        job_free_memory(j);
-        bt_ticket_table_remove(&c->jobs, j);
-        act_end(c, router, s->request_id, &s->ticket, BT_ATTEMPT_REFUSED, "out of memory");
-        return;
-    }
+    copy_request(c, j, s);
     if (s->peer_instance == 0) {
         job_compute(c, j, now);
         return;
@@ -529,15 +572,8 @@ void bt_dc_on_engine_landed(struct bt_dc_core *c, uint64_t now, uint64_t job, ui
     if (j == NULL) {
         return;
     }
-    uint64_t generation = ++c->generation;
-
-    if (bt_map_put(&c->by_generation, &generation, sizeof generation, j->head.id) != BT_OK) {
-        act_refuse(c, j->conn, &j->head.ticket, BT_ATTEMPT_REFUSED, "out of memory");
-        job_fail(c, j, BT_ATTEMPT_REFUSED, "out of memory");
-        return;
-    }
-    j->generation = generation;
     BT_ASSERT(n_cached <= j->req.n_tokens);
+    lease_add(c, j);
     j->n_cached = n_cached;
     j->t_granted = now;
     j->t_progress = now;
@@ -550,7 +586,7 @@ void bt_dc_on_engine_landed(struct bt_dc_core *c, uint64_t now, uint64_t job, ui
     a->pages.page_ids = page_ids;
     struct bt_control *m = act_control(c, j->conn, BT_CONTROL_GRANT, &j->head.ticket);
 
-    m->generation = generation;
+    m->generation = j->generation;
     m->grant.n_groups = c->opts.n_groups;
     memcpy(m->grant.first_page, first_page, c->opts.n_groups * sizeof *first_page);
 }

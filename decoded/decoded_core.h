@@ -2,7 +2,8 @@
 #define BT_DECODED_DECODED_CORE_H
 
 /* The decisions of a decode node (PROTOCOL: Submit, Pages): events in, actions out, time as an
- * argument. No I/O, no clock, no thread. The daemon and the simulation run the same code.
+ * argument. No I/O, no clock, no thread; no heap after create: the tokens of max_jobs jobs and the largest possible list
+ * of actions are reserved there. The daemon and the simulation run the same code.
  *
  * Life of a job (one ticket):
  *   WAITING -- started from P --> LEASING -- pages leased --> LANDING
@@ -28,6 +29,7 @@ struct bt_dc_opts {
     uint32_t max_jobs;
     uint32_t first_slot; /* of job ids: those of both legs of a node must differ */
     uint32_t parked_max;
+    uint32_t context; /* tokens of the longest sequence; a submit of more is refused as invalid */
     uint32_t n_groups;
     uint32_t n_layers[BT_CONTROL_GROUPS_MAX];
     uint64_t park_ns; /* a `started` waits so long for its submit */
@@ -84,7 +86,7 @@ struct bt_dc_action {
 
 struct bt_dc_actions {
     struct bt_dc_action *items;
-    size_t n, cap;
+    size_t n;
 };
 
 struct bt_dc_stats {

@@ -342,6 +342,7 @@ static void on_ready(void *arg, struct bt_node *n)
         .max_jobs = n->cfg.max_jobs,
         .first_slot = bt_node_first_slot(n, BT_ROLE_DECODE),
         .parked_max = PARKED_MAX,
+        .context = n->model->context,
         .n_groups = n->layout->n_groups,
         .park_ns = n->cfg.lease,
         .transfer_ns = n->cfg.transfer_deadline,

@@ -1,5 +1,5 @@
-/* The engine's life cycle: opens the model on a backend, sizes the KV pool and every buffer of the
- * step loop (nothing grows later but what a sequence brings with it), describes the result.
+/* The engine's life cycle: opens the model on a backend, sizes the KV pool, the room of every
+ * sequence and every buffer of the step loop (nothing grows later), describes the result.
  * Sequences are in seq.c, the loop in step.c. */
 
 #include "engine/engine_int.h"
@@ -75,6 +75,7 @@ static enum bt_status create_pool(struct bt_engine *e, struct bt_err *err)
                                .chunk_tokens = o->chunk_tokens,
                                .max_batch = o->max_batch,
                                .max_seqs = o->max_seqs,
+                               .tokens_max = e->info->context,
                                .prefill_rows = e->out_max - o->max_batch,
                                .n_groups = e->info->n_groups,
                                .prefix_cache = o->prefix_cache};
@@ -105,6 +106,13 @@ static enum bt_status create_buffers(struct bt_engine *e, struct bt_err *err)
     if (st != BT_OK || e->seqs == NULL || e->spans == NULL || e->tokens == NULL ||
         e->out_rows == NULL || e->logits == NULL) {
         return bt_err_set(err, BT_ERR_NOMEM, "no memory for the buffers of a step");
+    }
+    st = bt_slab_init(&e->seq_tokens, "sequences",
+                      e->info->context * sizeof(uint32_t) +
+                          BT_LOGIT_BIAS_MAX * sizeof(struct bt_logit_bias),
+                      e->opts.max_seqs);
+    if (st != BT_OK) {
+        return bt_err_set(err, st, "no address space for %" PRIu32 " sequences", e->opts.max_seqs);
     }
     return bt_model_ws_create(e->model, e->rows_max, e->out_max, &e->ws, err);
 }
@@ -196,6 +204,7 @@ void bt_engine_destroy(struct bt_engine *e)
     for (uint32_t i = 0; e->seqs != NULL && i < e->opts.max_seqs; i++) {
         seq_free(e, i);
     }
+    bt_slab_fini(&e->seq_tokens);
     bt_model_ws_destroy(e->ws);
     bt_sampler_destroy(e->sampler);
     bt_batch_destroy(e->batch);

@@ -3,6 +3,7 @@
 
 /* Shared by engine.c (life cycle), seq.c (sequences) and step.c (the step loop). */
 
+#include "base/slab.h"
 #include "engine/engine.h"
 #include "engine/kv_pool.h"
 #include "engine/sampler.h"
@@ -10,9 +11,9 @@
 
 /* The engine's side of a scheduler slot: tokens and parameters. Valid while the slot is in use. */
 struct seq {
-    uint32_t *tokens; /* owned; sized at submit for every token that will be stored */
+    uint32_t *tokens; /* of seq_tokens: room for the whole context and the biases behind */
     uint32_t n_tokens, n_prompt, n_tokens_max;
-    struct bt_sampling sampling; /* bias owned */
+    struct bt_sampling sampling; /* bias: behind the tokens */
     bool prompt_logprobs;
 };
 
@@ -26,6 +27,7 @@ struct bt_engine {
     struct bt_batch *batch;
     struct bt_sampler *sampler;
     struct seq *seqs; /* [max_seqs], by slot */
+    struct bt_slab seq_tokens;
     struct bt_engine_hooks hooks;
     struct bt_engine_layout layout;
     char kv_layout[256];

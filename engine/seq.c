@@ -13,7 +13,7 @@ void seq_free(struct bt_engine *e, uint32_t slot)
 {
     struct seq *s = &e->seqs[slot];
 
-    bt_free(s->tokens); /* the bias lies behind the tokens */
+    bt_slab_put(&e->seq_tokens, s->tokens);
     *s = (struct seq){0};
 }
 
@@ -118,9 +118,8 @@ static enum bt_status check_req(const struct bt_engine *e, const struct bt_engin
     return check_sampling(p, e->info->vocab, err);
 }
 
-/* Fills a seq from a checked request; its tables hold every token that may be stored before it
- * ends. */
-static enum bt_status copy_req(const struct bt_engine *e, const struct bt_engine_req *r, bool hold,
+/* Fills a seq from a checked request. */
+static enum bt_status copy_req(struct bt_engine *e, const struct bt_engine_req *r, bool hold,
                                struct seq *s)
 {
     uint64_t total = (uint64_t)r->n_prompt + r->sampling->max_tokens;
@@ -132,12 +131,12 @@ static enum bt_status copy_req(const struct bt_engine *e, const struct bt_engine
                       .n_tokens_max = hold ? r->n_tokens : (uint32_t)(total - 1),
                       .sampling = *r->sampling,
                       .prompt_logprobs = r->prompt_logprobs};
-    /* The last token of all is produced, never stored: one more place than n_tokens_max. */
+    /* The last token of all is produced, never stored: one more place than n_tokens_max, which is less than the context. */
     size_t n_places = (size_t)s->n_tokens_max + 1;
 
-    s->tokens = bt_alloc(n_places * sizeof(*s->tokens) + n_bias * sizeof(*s->sampling.bias));
+    s->tokens = bt_slab_get(&e->seq_tokens);
     if (s->tokens == NULL) {
-        return BT_ERR_NOMEM;
+        return BT_ERR_BUSY;
     }
     memcpy(s->tokens, r->tokens, r->n_tokens * sizeof(*s->tokens));
     s->sampling.bias = NULL;
@@ -165,7 +164,7 @@ static enum bt_status add(struct bt_engine *e, const struct bt_engine_req *r, bo
     }
     st = copy_req(e, r, hold, &s);
     if (st != BT_OK) {
-        return bt_err_set(err, st, "no memory for a sequence");
+        return bt_err_set(err, st, "no place for a sequence now");
     }
     const struct bt_batch_new n = {.n_tokens = s.n_tokens,
                                    .n_tokens_max = s.n_tokens_max,
@@ -175,10 +174,8 @@ static enum bt_status add(struct bt_engine *e, const struct bt_engine_req *r, bo
 
     st = land ? bt_batch_land(e->batch, &n, slot) : bt_batch_submit(e->batch, &n, slot);
     if (st != BT_OK) {
-        bt_free(s.tokens);
-        return bt_err_set(err, st, "%s",
-                          st == BT_ERR_BUSY ? "no KV pages or no place for a sequence now"
-                                            : "no memory");
+        bt_slab_put(&e->seq_tokens, s.tokens);
+        return bt_err_set(err, st, "no KV pages or no place for a sequence now");
     }
     e->seqs[*slot] = s;
     return BT_OK;

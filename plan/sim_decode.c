@@ -12,6 +12,7 @@ void sim_decode_start(struct bt_sim *s, struct sim_node *n)
         .max_jobs = c->max_jobs,
         .first_slot = c->max_jobs, /* behind the prefill leg's */
         .parked_max = c->max_jobs < 16 ? 4 : 64,
+        .context = c->context,
         .n_groups = c->n_groups,
         .park_ns = c->lease_ns,
         .transfer_ns = c->transfer_ns,

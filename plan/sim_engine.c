@@ -23,6 +23,7 @@ void sim_engine_init(struct bt_sim *s, struct sim_node *n)
         .chunk_tokens = c->chunk_tokens,
         .max_batch = c->max_batch,
         .max_seqs = n->max_jobs,
+        .tokens_max = c->context,
         .prefill_rows = c->chunk_tokens,
         .n_groups = c->n_groups,
         .prefix_cache = c->caches[n->home],

@@ -26,6 +26,7 @@ void sim_prefill_start(struct bt_sim *s, struct sim_node *n)
         .peers_max = SIM_NODES_MAX * 2,
         .n_groups = c->n_groups,
         .page_tokens = c->page_tokens,
+        .context = c->context,
         .reconnect_ns = 200 * SIM_MS,
         .unreachable_ns = c->lease_ns,
         .grant_ns = c->transfer_ns,

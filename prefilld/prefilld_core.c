@@ -7,10 +7,15 @@
 #include "base/assert.h"
 #include "base/hash.h"
 #include "base/mem.h"
+#include "base/slab.h"
 
 #define ADDRESS_MAX         256
 #define RECONNECT_DOUBLINGS 4
 #define DRAINED             "the node drains and its time is over"
+/* The longest list: each job ended, with its peer told, and each peer dialled and its state told; or all layers pushed. */
+#define ACTIONS_PER_JOB  8
+#define ACTIONS_PER_PEER 2
+#define ACTIONS_MORE     32
 
 enum job_state { JOB_QUEUED, JOB_COMPUTING, JOB_HELD, JOB_ENDING };
 
@@ -56,8 +61,9 @@ struct pf_job {
     uint32_t index;
     struct bt_sampled first;
     uint32_t pushes_open;
-    struct layer_progress *layers; /* [Σ n_layers] */
-    uint32_t *page_ids;            /* [n_groups][n_pages] */
+    struct layer_progress
+        *layers;        /* [Σ n_layers]; of c->tables, with page_ids behind; NULL: no peer */
+    uint32_t *page_ids; /* [n_groups][n_pages] */
 };
 
 enum peer_state { PEER_IDLE, PEER_CONNECTING, PEER_UP };
@@ -77,6 +83,7 @@ struct pf_peer {
 struct bt_pf_core {
     struct bt_pf_opts opts;
     struct bt_ticket_table jobs;
+    struct bt_slab tables; /* of jobs with a peer */
     struct pf_peer *peers;
     uint32_t n_layers_all;
     uint32_t layer_base[BT_CONTROL_GROUPS_MAX];
@@ -84,6 +91,7 @@ struct bt_pf_core {
     bool giving_back;
     struct bt_sampled out; /* token of the current output action */
     struct bt_pf_actions actions;
+    size_t actions_max;
     struct bt_pf_stats stats;
     char text[256];
 };
@@ -102,24 +110,31 @@ enum bt_status bt_pf_core_create(const struct bt_pf_opts *opts, struct bt_pf_cor
         c->layer_base[g] = c->n_layers_all;
         c->n_layers_all += opts->n_layers[g];
     }
-    c->peers = bt_calloc(opts->peers_max, sizeof *c->peers);
-    enum bt_status st = c->peers == NULL ? BT_ERR_NOMEM
-                                         : bt_ticket_table_init(&c->jobs, sizeof(struct pf_job),
-                                                                opts->max_jobs, opts->first_slot);
+    size_t pages = opts->context / opts->page_tokens + 1;
 
-    if (st != BT_OK) {
-        bt_free(c->peers);
-        bt_free(c);
-        return st;
+    c->actions_max = (size_t)ACTIONS_PER_JOB * opts->max_jobs +
+                     (size_t)ACTIONS_PER_PEER * opts->peers_max + c->n_layers_all + ACTIONS_MORE;
+    c->actions.items = bt_reserve(c->actions_max * sizeof *c->actions.items);
+    c->peers = bt_calloc(opts->peers_max, sizeof *c->peers);
+    bool ok = c->actions.items != NULL && c->peers != NULL &&
+              bt_ticket_table_init(&c->jobs, sizeof(struct pf_job), opts->max_jobs,
+                                   opts->first_slot) == BT_OK &&
+              bt_slab_init(&c->tables, "prefill job tables",
+                           c->n_layers_all * sizeof(struct layer_progress) +
+                               opts->n_groups * pages * sizeof(uint32_t),
+                           opts->max_jobs) == BT_OK;
+
+    if (!ok) {
+        bt_pf_core_destroy(c);
+        return BT_ERR_NOMEM;
     }
     *out = c;
     return BT_OK;
 }
 
-static void job_free_memory(struct pf_job *j)
+static void job_free_memory(struct bt_pf_core *c, struct pf_job *j)
 {
-    bt_free(j->layers);
-    bt_free(j->page_ids);
+    bt_slab_put(&c->tables, j->layers);
     j->layers = NULL;
     j->page_ids = NULL;
 }
@@ -133,10 +148,11 @@ void bt_pf_core_destroy(struct bt_pf_core *c)
         return;
     }
     while ((j = bt_ticket_table_next(&c->jobs, &pos)) != NULL) {
-        job_free_memory(j);
+        job_free_memory(c, j);
     }
+    bt_slab_fini(&c->tables);
     bt_ticket_table_fini(&c->jobs);
-    bt_free(c->actions.items);
+    bt_unreserve(c->actions.items, c->actions_max * sizeof *c->actions.items);
     bt_free(c->peers);
     bt_free(c);
 }
@@ -172,7 +188,7 @@ static struct bt_pf_action *act(struct bt_pf_core *c, enum bt_pf_action_kind kin
 {
     struct bt_pf_actions *a = &c->actions;
 
-    a->items = bt_grow(a->items, a->n, &a->cap, sizeof *a->items);
+    BT_ASSERT(a->n < c->actions_max);
     struct bt_pf_action *x = &a->items[a->n++];
 
     memset(x, 0, sizeof *x);
@@ -301,7 +317,7 @@ static void job_finish_ending(struct bt_pf_core *c, struct pf_job *j)
     if (j->engine_knows) {
         act(c, BT_PF_ENGINE_RELEASE)->job = j->head.id;
     }
-    job_free_memory(j);
+    job_free_memory(c, j);
     bt_ticket_table_remove(&c->jobs, j);
 }
 
@@ -417,7 +433,7 @@ static uint64_t identity_of(const struct bt_msg_submit *s, size_t n_tokens)
     return bt_hash64(more, sizeof more, x);
 }
 
-static bool job_init(struct bt_pf_core *c, struct pf_job *j, const struct bt_msg_submit *s)
+static void job_init(struct bt_pf_core *c, struct pf_job *j, const struct bt_msg_submit *s)
 {
     j->n_tokens = (uint32_t)s->n_tokens;
     j->n_prompt = s->n_prompt;
@@ -427,11 +443,13 @@ static bool job_init(struct bt_pf_core *c, struct pf_job *j, const struct bt_msg
     j->want_logprobs = s->sampling.logprobs;
     j->prompt_logprobs = s->prompt_logprobs;
     if (s->peer_instance == 0) {
-        return true;
+        return;
     }
-    j->layers = bt_calloc(c->n_layers_all, sizeof *j->layers);
-    j->page_ids = bt_calloc((size_t)c->opts.n_groups * j->n_pages, sizeof *j->page_ids);
-    return j->layers != NULL && j->page_ids != NULL;
+    j->layers = bt_slab_get(&c->tables);
+    BT_ASSERT(j->layers != NULL); /* one for each job */
+    j->page_ids = (uint32_t *)(void *)(j->layers + c->n_layers_all);
+    memset(j->layers, 0, c->n_layers_all * sizeof *j->layers);
+    memset(j->page_ids, 0, (size_t)c->opts.n_groups * j->n_pages * sizeof *j->page_ids);
 }
 
 /* The peer that a submit names, dialled if it has to be. NULL: too many. */
@@ -479,11 +497,9 @@ static void job_deliver(struct bt_pf_core *c, struct pf_job *j);
 static void job_adopt(struct bt_pf_core *c, struct pf_job *j, uint64_t now, struct pf_peer *p,
                       const struct bt_msg_submit *s)
 {
-    if (!bt_ticket_table_rename(&c->jobs, j, &s->ticket)) {
-        act_end(c, j->router, j->request_id, &s->ticket, BT_ATTEMPT_REFUSED, "out of memory");
-        job_end(c, j);
-        return;
-    }
+    bool renamed = bt_ticket_table_rename(&c->jobs, j, &s->ticket);
+
+    BT_ASSERT(renamed); /* the ticket is not in use: bt_pf_on_submit() has looked */
     job_set_kept(c, j, false);
     c->stats.resent++;
     j->peer_instance = s->peer_instance;
@@ -518,12 +534,7 @@ static void job_start(struct bt_pf_core *c, uint64_t now, uint32_t router,
     j->router = router;
     snprintf(j->request_id, sizeof j->request_id, "%s", s->request_id != NULL ? s->request_id : "");
     j->t_submit = now;
-    if (!job_init(c, j, s)) {
-        job_free_memory(j);
-        bt_ticket_table_remove(&c->jobs, j);
-        act_end(c, router, s->request_id, &s->ticket, BT_ATTEMPT_REFUSED, "out of memory");
-        return;
-    }
+    job_init(c, j, s);
     j->engine_knows = true;
     struct bt_pf_action *a = act(c, BT_PF_ENGINE_SUBMIT);
 
@@ -545,6 +556,11 @@ void bt_pf_on_submit(struct bt_pf_core *c, uint64_t now, uint32_t router,
     }
     if (c->giving_back) {
         act_end(c, router, s->request_id, &s->ticket, BT_ATTEMPT_DRAINING, DRAINED);
+        return;
+    }
+    if (s->n_tokens > c->opts.context) {
+        act_end(c, router, s->request_id, &s->ticket, BT_ATTEMPT_INVALID,
+                "the prompt is longer than the model's context");
         return;
     }
     if (s->peer_instance != 0 && (p = peer_of_submit(c, now, s)) == NULL) {

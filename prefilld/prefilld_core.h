@@ -2,7 +2,8 @@
 #define BT_PREFILLD_PREFILLD_CORE_H
 
 /* The decisions of a prefill node (PROTOCOL: Submit, Pages): events in, actions out, time as an
- * argument. No I/O, no clock, no thread. The daemon and the simulation run the same code.
+ * argument. No I/O, no clock, no thread; no heap after create: the tables of max_jobs jobs and the largest possible list
+ * of actions are reserved there. The daemon and the simulation run the same code.
  *
  * Life of a job (one ticket):
  *   QUEUED -- engine started --> COMPUTING -- token 0 --> HELD -- done from D --> ENDING --> gone
@@ -31,6 +32,7 @@ struct bt_pf_opts {
     uint32_t n_layers[BT_CONTROL_GROUPS_MAX]; /* layers of each group */
     uint32_t window[BT_CONTROL_GROUPS_MAX];   /* of each group; 0: full attention */
     uint32_t page_tokens;
+    uint32_t context; /* tokens of the longest sequence; a submit of more is refused as invalid */
     /* First pause before a peer is dialled again; doubles up to 16 times that. */
     uint64_t reconnect_ns;
     uint64_t unreachable_ns; /* a started prompt waits so long for its peer's connection */
@@ -88,7 +90,7 @@ struct bt_pf_action {
 
 struct bt_pf_actions {
     struct bt_pf_action *items;
-    size_t n, cap;
+    size_t n;
 };
 
 struct bt_pf_stats {

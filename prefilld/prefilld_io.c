@@ -485,6 +485,7 @@ static void on_ready(void *arg, struct bt_node *n)
         .peers_max = PEERS_MAX,
         .n_groups = n->layout->n_groups,
         .page_tokens = n->cfg.page_tokens,
+        .context = n->model->context,
         .reconnect_ns = RECONNECT_NS,
         .unreachable_ns = n->cfg.lease,
         .grant_ns = n->cfg.transfer_deadline,

@@ -22,7 +22,8 @@ enum bt_status bt_ticket_table_init(struct bt_ticket_table *t, size_t job_bytes,
     bt_map_init(&t->by_ticket, false);
     t->jobs = bt_calloc(n_slots, t->job_bytes);
     t->generation = bt_calloc(n_slots, sizeof *t->generation);
-    if (t->jobs == NULL || t->generation == NULL) {
+    if (t->jobs == NULL || t->generation == NULL ||
+        bt_map_reserve(&t->by_ticket, n_slots) != BT_OK) {
         bt_ticket_table_fini(t);
         return BT_ERR_NOMEM;
     }
@@ -37,8 +38,14 @@ void bt_ticket_table_fini(struct bt_ticket_table *t)
     bt_map_fini(&t->by_ticket);
     bt_free(t->jobs);
     bt_free(t->generation);
-    t->jobs = NULL;
-    t->generation = NULL;
+    *t = (struct bt_ticket_table){0};
+}
+
+static void map_ticket(struct bt_ticket_table *t, struct bt_job *j, uint32_t slot)
+{
+    enum bt_status st = bt_map_put(&t->by_ticket, j->ticket.b, BT_TICKET_BYTES, slot);
+
+    BT_ASSERT(st == BT_OK); /* room for all slots was reserved */
 }
 
 void *bt_ticket_table_add(struct bt_ticket_table *t, const struct bt_ticket *ticket)
@@ -53,10 +60,7 @@ void *bt_ticket_table_add(struct bt_ticket_table *t, const struct bt_ticket *tic
 
     memset(j, 0, t->job_bytes);
     j->ticket = *ticket;
-    if (bt_map_put(&t->by_ticket, j->ticket.b, BT_TICKET_BYTES, slot) != BT_OK) {
-        j->next_free = next;
-        return NULL;
-    }
+    map_ticket(t, j, slot);
     t->free_head = next;
     t->count++;
     if (++t->generation[slot] == 0) {
@@ -96,7 +100,6 @@ void bt_ticket_table_forget(struct bt_ticket_table *t, void *job)
 bool bt_ticket_table_rename(struct bt_ticket_table *t, void *job, const struct bt_ticket *ticket)
 {
     struct bt_job *j = job;
-    struct bt_ticket old = j->ticket;
     uint32_t slot = (uint32_t)j->id - t->first_slot;
 
     if (bt_map_get(&t->by_ticket, ticket->b, BT_TICKET_BYTES, NULL)) {
@@ -104,10 +107,7 @@ bool bt_ticket_table_rename(struct bt_ticket_table *t, void *job, const struct b
     }
     bt_ticket_table_forget(t, job);
     j->ticket = *ticket;
-    if (bt_map_put(&t->by_ticket, j->ticket.b, BT_TICKET_BYTES, slot) != BT_OK) {
-        j->ticket = old; /* not found by either: as after forget */
-        return false;
-    }
+    map_ticket(t, j, slot);
     return true;
 }
 

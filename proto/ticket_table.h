@@ -38,8 +38,7 @@ void *bt_ticket_table_by_ticket(const struct bt_ticket_table *t, const struct bt
 void *bt_ticket_table_by_id(const struct bt_ticket_table *t, uint64_t id);
 /* The ticket is no longer found; the job stays (by id) until it is removed. */
 void bt_ticket_table_forget(struct bt_ticket_table *t, void *job);
-/* The job is found by another ticket from now on. false: that one is in use, or memory
- * is out and the job is found by none. */
+/* The job is found by another ticket from now on. false: that one is in use; nothing changed. */
 bool bt_ticket_table_rename(struct bt_ticket_table *t, void *job, const struct bt_ticket *ticket);
 void bt_ticket_table_remove(struct bt_ticket_table *t, void *job);
 /* The next used job after slot *pos (start with 0); NULL at the end. Removing the returned job is

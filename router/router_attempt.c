@@ -291,7 +291,7 @@ enum rt_dispatch bt_rt_attempt_start(struct bt_rt_core *c, uint64_t now, struct 
     }
     bt_rt_next_ticket(c, &t);
     if (!bt_ticket_table_rename(&c->seqs, s, &t)) {
-        return RT_NO_ROOM; /* out of memory: again at the next tick */
+        return RT_NO_ROOM; /* the same random ticket twice: another at the next tick */
     }
     s->ident = pair.prefill->ident;
     s->t_progress = now;

@@ -113,7 +113,7 @@ void bt_batch_forget(struct bt_batch *b, uint32_t slot)
             free_pages_below(b, s, g, s->n_paged);
         }
     }
-    bt_free(s->pages[0]);
+    bt_slab_put(&b->tables, s->pages[0]);
     while (b->order[at] != slot) {
         at++;
         BT_ASSERT(at < b->n_order);
@@ -142,7 +142,8 @@ uint32_t bt_batch_n_growing(const struct bt_batch *b)
 static bool opts_legal(const struct bt_batch_opts *o)
 {
     if (o->page_tokens == 0 || o->chunk_tokens == 0 || o->max_batch == 0 || o->max_seqs == 0 ||
-        o->prefill_rows == 0 || o->n_groups == 0 || o->n_groups > BT_BATCH_GROUPS_MAX) {
+        o->tokens_max == 0 || o->prefill_rows == 0 || o->n_groups == 0 ||
+        o->n_groups > BT_BATCH_GROUPS_MAX) {
         return false;
     }
     for (uint32_t g = 0; g < o->n_groups; g++) {
@@ -171,7 +172,11 @@ enum bt_status bt_batch_create(const struct bt_batch_opts *opts, struct bt_batch
     b->started = bt_calloc(n, sizeof(*b->started));
     b->preempted = bt_calloc(n, sizeof(*b->preempted));
     bool ok = b->seqs != NULL && b->order != NULL && b->free_slots != NULL && b->planned != NULL &&
-              b->spans != NULL && b->started != NULL && b->preempted != NULL;
+              b->spans != NULL && b->started != NULL && b->preempted != NULL &&
+              bt_slab_init(&b->tables, "page tables",
+                           (size_t)bt_batch_pages_for(b, opts->tokens_max) * opts->n_groups *
+                               sizeof(uint32_t),
+                           opts->max_seqs) == BT_OK;
 
     for (uint32_t g = 0; ok && g < opts->n_groups; g++) {
         ok = bt_pages_create(opts->groups[g].n_pages, &b->pages[g]) == BT_OK;
@@ -204,8 +209,9 @@ void bt_batch_destroy(struct bt_batch *b)
         return;
     }
     for (uint32_t i = 0; i < b->n_order; i++) {
-        bt_free(b->seqs[b->order[i]].pages[0]);
+        bt_slab_put(&b->tables, b->seqs[b->order[i]].pages[0]);
     }
+    bt_slab_fini(&b->tables);
     for (uint32_t g = 0; g < BT_BATCH_GROUPS_MAX; g++) {
         bt_pages_destroy(b->pages[g]);
     }
@@ -246,17 +252,16 @@ uint32_t bt_batch_capacity(const struct bt_batch *b)
 /* A slot with empty page tables, the youngest of all; its state is still FREE. */
 static enum bt_status add(struct bt_batch *b, const struct bt_batch_new *n, uint32_t *slot)
 {
-    BT_ASSERT(!b->in_step && n->n_tokens >= 1 && n->n_tokens_max >= n->n_tokens);
+    BT_ASSERT(!b->in_step && n->n_tokens >= 1 && n->n_tokens_max >= n->n_tokens &&
+              n->n_tokens_max <= b->opts.tokens_max);
     BT_ASSERT(n->n_tokens <= bt_batch_capacity(b));
     if (b->n_free_slots == 0) {
         return BT_ERR_BUSY;
     }
     uint32_t len = bt_batch_pages_for(b, n->n_tokens_max);
-    uint32_t *table = bt_calloc((size_t)len * b->opts.n_groups, sizeof(*table));
+    uint32_t *table = bt_slab_get(&b->tables);
 
-    if (table == NULL) {
-        return BT_ERR_NOMEM;
-    }
+    BT_ASSERT(table != NULL);                                             /* one for each slot */
     memset(table, 0xff, (size_t)len * b->opts.n_groups * sizeof(*table)); /* BT_BATCH_NO_PAGE */
     *slot = b->free_slots[--b->n_free_slots];
     struct bt_batch_seq *s = &b->seqs[*slot];

@@ -2,8 +2,8 @@
 #define BT_SCHED_BATCH_H
 
 /* The batch scheduler: which sequences compute what in the next step, and which pages they hold. A
- * pure state machine: no compute, clock or I/O; memory is allocated at create and when a sequence
- * is added (its page tables). One thread.
+ * pure state machine: no compute, clock or I/O; all memory is allocated at create (page tables for
+ * max_seqs sequences of tokens_max tokens are reserved, and take memory as they are used). One thread.
  *
  * A step: bt_batch_plan → (forward pass) → bt_batch_commit, bt_batch_sampled for every span with a
  * sampled token; or bt_batch_abandon when the pass was given up. Between plan and commit nothing
@@ -48,6 +48,7 @@ struct bt_batch;
 
 struct bt_batch_opts {
     uint32_t page_tokens, chunk_tokens, max_batch, max_seqs; /* all >= 1 */
+    uint32_t tokens_max;   /* the most tokens whose KV one sequence may store, >= 1 */
     uint32_t prefill_rows; /* logits rows that prompts may ask for in one step, >= 1 */
     uint32_t n_groups;
     bool prefix_cache; /* keep full pages for later prompts, where possible */
@@ -95,7 +96,7 @@ struct bt_batch_seq {
 
 struct bt_batch_new {
     uint32_t n_tokens;     /* >= 1 */
-    uint32_t n_tokens_max; /* tokens whose KV it may ever store, >= n_tokens */
+    uint32_t n_tokens_max; /* tokens whose KV it may ever store, n_tokens .. opts.tokens_max */
     bool hold;             /* stop after the prompt, keep the pages */
     bool all_rows; /* every prompt token needs a logits row: nothing is taken from the cache */
     const uint32_t *tokens; /* ids of the tokens, more follow behind as they become known; borrowed
@@ -139,7 +140,7 @@ const struct bt_prefix_change *bt_batch_cache_changes(struct bt_batch *b, uint32
 uint32_t bt_batch_capacity(const struct bt_batch *b);
 
 /* n->n_tokens (and one more, unless held) <= bt_batch_capacity(), else bug. BT_ERR_BUSY: no slot
- * (or, land, no pages now); BT_ERR_NOMEM. */
+ * (or, land, no pages now). */
 enum bt_status bt_batch_submit(struct bt_batch *b, const struct bt_batch_new *n,
                                uint32_t *slot) BT_NODISCARD;
 /* n->hold, n->all_rows: not looked at. Pages below n_shared hold the right KV already, and with

@@ -4,6 +4,7 @@
 /* Shared by batch.c (sequences and their pages), batch_cache.c (the prefix cache) and batch_plan.c
  * (what the next step computes). */
 
+#include "base/slab.h"
 #include "sched/batch.h"
 
 _Static_assert(BT_BATCH_GROUPS_MAX <= BT_PREFIX_GROUPS_MAX, "the index knows all groups");
@@ -14,6 +15,7 @@ struct bt_batch {
     struct bt_batch_opts opts;
     struct bt_pages *pages[BT_BATCH_GROUPS_MAX];
     struct bt_batch_seq *seqs; /* [max_seqs], by slot */
+    struct bt_slab tables;     /* page tables of all groups of a sequence */
     uint32_t *order;           /* slots in use, oldest first */
     uint32_t n_order;
     uint32_t *free_slots; /* stack */

@@ -16,6 +16,7 @@ static void start(void)
 {
     const struct bt_dc_opts o = {.max_jobs = 4,
                                  .parked_max = 4,
+                                 .context = 64,
                                  .n_groups = 1,
                                  .n_layers = {2},
                                  .park_ns = 100,

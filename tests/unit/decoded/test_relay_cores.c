@@ -1,10 +1,11 @@
 /* The cores of prefilld and decoded against each other: a relay of messages between them under a
  * seeded random order, with fake engines and a fake transfer room. After each run: every attempt
  * ended exactly once, no page leaked, nothing pushed after release, nothing written into a closed
- * landing. */
+ * landing, and neither core has called the heap since it was created. */
 
 #include <stdlib.h>
 #include "base/assert.h"
+#include "base/mem.h"
 #include "decoded/decoded_core.h"
 #include "prefilld/prefilld_core.h"
 #include "tests/check.h"
@@ -14,6 +15,7 @@
 #define MAX_JOBS   32
 #define MAX_MSGS   8192
 #define MAX_TRIES  512
+#define CONTEXT    255
 #define CONN       77
 #define KEEP_NS    500000
 #define ALIVE_NS   250000
@@ -100,6 +102,7 @@ struct world {
     uint32_t p_cached[MAX_JOBS], d_cached[MAX_JOBS]; /* tokens, as reported */
     uint32_t p_hits, d_hits;                         /* tokens, all requests */
     uint64_t pushed_after_release;
+    uint64_t heap_calls; /* when the cores were there */
 };
 
 static uint32_t rnd(struct world *w, uint32_t n)
@@ -373,10 +376,10 @@ static void do_d(struct world *w, const struct bt_dc_action *a)
 static void run_d(struct world *w)
 {
     const struct bt_dc_actions *list = bt_dc_core_actions(w->d);
-    struct bt_dc_action copy[64];
+    struct bt_dc_action copy[8 * MAX_JOBS];
     size_t n = list->n;
 
-    BT_ASSERT(n <= 64);
+    BT_ASSERT(n <= 8 * MAX_JOBS);
     if (n > 0) {
         if (n > 0) {
             memcpy(copy, list->items, n * sizeof copy[0]);
@@ -621,6 +624,7 @@ static void world_start_with_window(struct world *w, unsigned seed, uint32_t win
                             .n_layers = {N_LAYERS},
                             .window = {window},
                             .page_tokens = PAGE,
+                            .context = CONTEXT,
                             .reconnect_ns = 100,
                             .unreachable_ns = 1000000,
                             .grant_ns = 1000000,
@@ -628,6 +632,7 @@ static void world_start_with_window(struct world *w, unsigned seed, uint32_t win
                             .keep_ns = KEEP_NS};
     struct bt_dc_opts dopts = {.max_jobs = MAX_JOBS,
                                .parked_max = 8,
+                               .context = CONTEXT,
                                .n_groups = 1,
                                .n_layers = {N_LAYERS},
                                .park_ns = 1000000,
@@ -636,6 +641,7 @@ static void world_start_with_window(struct world *w, unsigned seed, uint32_t win
 
     CHECK_EQ(bt_pf_core_create(&po, &w->p), BT_OK);
     CHECK_EQ(bt_dc_core_create(&dopts, &w->d), BT_OK);
+    w->heap_calls = bt_test_heap_calls();
     bt_pf_on_peers(w->p, w->now, &peer, 1);
     CHECK_EQ(bt_pf_core_actions(w->p)->n, 1);
     CHECK_EQ(bt_pf_core_actions(w->p)->items[0].kind, BT_PF_CONNECT);
@@ -695,6 +701,7 @@ static void world_check_idle(struct world *w)
     CHECK_EQ(w->pushed_after_release, 0);
     CHECK_EQ(bt_pf_core_jobs(w->p), 0);
     CHECK_EQ(bt_dc_core_jobs(w->d), 0);
+    CHECK_EQ(bt_test_heap_calls() - w->heap_calls, 0);
     bt_pf_core_destroy(w->p);
     bt_dc_core_destroy(w->d);
 }
@@ -1506,8 +1513,62 @@ static void test_forged(unsigned seed)
     world_check_idle(&w);
 }
 
+/* The longest lists: as many jobs as there may be, all given back in one call, or lost with their connection. */
+static void test_all_at_once(unsigned seed)
+{
+    static struct world w;
+
+    world_start(&w, seed);
+    for (uint32_t i = 0; i < MAX_JOBS; i++) {
+        add_request(&w, 1 + rnd(&w, 40), 2 + rnd(&w, 5));
+    }
+    for (int i = 0; i < 12; i++) {
+        world_run_some(&w);
+    }
+    if (seed % 2 == 0) {
+        bt_pf_on_peer_down(w.p, w.now, CONN, "cut");
+        run_p(&w);
+        bt_dc_on_peer_down(w.d, w.now, CONN, "cut");
+        run_d(&w);
+        CHECK(bt_pf_core_kept(w.p) > 0);
+    }
+    bt_pf_on_give_back(w.p, w.now);
+    run_p(&w);
+    bt_dc_on_give_back(w.d, w.now);
+    run_d(&w);
+    world_run(&w);
+    world_check_idle(&w);
+}
+
+/* A submit that no node can serve is answered, and takes no place. */
+static void test_longer_than_context(void)
+{
+    static struct world w;
+    static uint32_t tokens[CONTEXT + 1];
+    struct bt_msg_submit s = {.ticket = {{1}},
+                              .request_id = "r",
+                              .n_tokens = CONTEXT + 1,
+                              .tokens = tokens,
+                              .n_prompt = CONTEXT + 1,
+                              .sampling = {.max_tokens = 1, .top_p = 1},
+                              .peer_instance = D_INSTANCE,
+                              .peer_address = "d"};
+
+    world_start(&w, 1);
+    bt_pf_on_submit(w.p, w.now, 0, &s);
+    CHECK_EQ(bt_pf_core_actions(w.p)->n, 1);
+    CHECK_EQ(bt_pf_core_actions(w.p)->items[0].kind, BT_PF_ATTEMPT_END);
+    CHECK_EQ(bt_pf_core_actions(w.p)->items[0].end.reason, BT_ATTEMPT_INVALID);
+    bt_dc_on_submit(w.d, w.now, 0, &s);
+    CHECK_EQ(bt_dc_core_actions(w.d)->n, 1);
+    CHECK_EQ(bt_dc_core_actions(w.d)->items[0].kind, BT_DC_ATTEMPT_END);
+    CHECK_EQ(bt_dc_core_actions(w.d)->items[0].end.reason, BT_ATTEMPT_INVALID);
+    world_check_idle(&w);
+}
+
 int main(void)
 {
+    test_longer_than_context();
     test_forget_of_another_generation();
     test_engine_failure_revokes();
     test_slow_transfer_is_not_stuck();
@@ -1531,6 +1592,7 @@ int main(void)
         test_give_back(seed);
         test_resend(seed);
         test_forged(seed);
+        test_all_at_once(seed);
         if (bt_test_failures > 0) {
             fprintf(stderr, "failed at seed %u\n", seed);
             break;

@@ -12,6 +12,7 @@ static struct bt_batch *make(uint32_t page_tokens, uint32_t n_pages, uint32_t ch
                               .chunk_tokens = chunk,
                               .max_batch = max_batch,
                               .max_seqs = 64,
+                              .tokens_max = 4096,
                               .prefill_rows = 32,
                               .n_groups = 1};
     struct bt_batch *b = NULL;
@@ -230,6 +231,7 @@ static void test_window_pages_leave(void)
         .chunk_tokens = 16,
         .max_batch = 4,
         .max_seqs = 4,
+        .tokens_max = 4096,
         .prefill_rows = 4,
         .n_groups = 2,
         .groups = {{.window = 0, .n_pages = 32}, {.window = 6, .n_pages = 32}}};
@@ -300,6 +302,7 @@ static void test_rows(void)
                               .chunk_tokens = 100,
                               .max_batch = 4,
                               .max_seqs = 16,
+                              .tokens_max = 4096,
                               .prefill_rows = 4,
                               .n_groups = 1,
                               .groups = {{.window = 0, .n_pages = 64}}};
@@ -331,19 +334,15 @@ static void test_out_of_memory(void)
                                   .chunk_tokens = 1,
                                   .max_batch = 1,
                                   .max_seqs = 2,
+                                  .tokens_max = 4096,
                                   .prefill_rows = 1,
                                   .n_groups = 2,
                                   .groups = {{.n_pages = 4}, {.n_pages = 4}}};
-        struct bt_batch_new n = {.n_tokens = 1, .n_tokens_max = 4};
         struct bt_batch *b = NULL;
-        uint32_t slot;
 
         bt_test_fail_alloc(nth);
         enum bt_status st = bt_batch_create(&o, &b);
 
-        if (st == BT_OK) {
-            st = bt_batch_submit(b, &n, &slot);
-        }
         fired = bt_test_fail_alloc_off();
         CHECK_EQ(st, fired ? BT_ERR_NOMEM : BT_OK);
         bt_batch_destroy(b);

@@ -17,6 +17,7 @@ static struct bt_batch *make(uint32_t n_pages)
                               .chunk_tokens = 64,
                               .max_batch = 8,
                               .max_seqs = 16,
+                              .tokens_max = 4096,
                               .prefill_rows = 32,
                               .n_groups = 1,
                               .prefix_cache = true};
@@ -271,6 +272,7 @@ static void test_windows(void)
                               .chunk_tokens = 64,
                               .max_batch = 8,
                               .max_seqs = 16,
+                              .tokens_max = 4096,
                               .prefill_rows = 32,
                               .n_groups = 2,
                               .prefix_cache = true};

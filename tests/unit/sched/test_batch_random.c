@@ -7,6 +7,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include "base/mem.h"
 #include "tests/check.h"
 
 #define N_SEQS     24
@@ -278,6 +279,7 @@ static void run(uint64_t seed, uint32_t *n_hits, uint32_t *n_copies)
                                  .chunk_tokens = 1 + rnd(&s, 40),
                                  .max_batch = 1 + rnd(&s, 6),
                                  .max_seqs = N_SEQS,
+                                 .tokens_max = 4096,
                                  .prefill_rows = 1 + rnd(&s, 6),
                                  .n_groups = 1 + rnd(&s, 3),
                                  .prefix_cache = seed % 2 == 1};
@@ -288,6 +290,7 @@ static void run(uint64_t seed, uint32_t *n_hits, uint32_t *n_copies)
         s.o.groups[g].window = g == 0 && rnd(&s, 4) != 0 ? 0 : 1 + rnd(&s, 20);
     }
     CHECK_EQ(bt_batch_create(&s.o, &s.b), BT_OK);
+    uint64_t heap_calls = bt_test_heap_calls();
     uint32_t n = 0;
     bool any = true;
 
@@ -306,6 +309,7 @@ static void run(uint64_t seed, uint32_t *n_hits, uint32_t *n_copies)
         check_pages(&s);
     }
     CHECK(n < STEPS_MAX); /* nobody starved */
+    CHECK_EQ(bt_test_heap_calls(), heap_calls);
     CHECK_EQ(s.n_completed + s.n_preempted, 60);
     for (uint32_t g = 0; g < s.o.n_groups; g++) {
         CHECK_EQ(bt_pages_count(bt_batch_pages(s.b, g), BT_PAGE_FREE) +
