@@ -31,7 +31,7 @@
 /* The product takes the chain as its input, as it would take data that was loaded. */
 #define INT8(n)                                                                                    \
     "vpmaddubsw %[x], %" n ", %[t]\n\tvpmaddwd %[y], %[t], %[t]\n\tvpaddd %[t], %" n ", %" n "\n"  \
-                                                                                             "\t"
+    "\t"
 
 LOOP(fma_256, "avx2,fma", __m256, _mm256_set1_ps(0.999F), _mm256_set1_ps(1e-6F), FMA)
 LOOP(fma_512, "avx512f", __m512, _mm512_set1_ps(0.999F), _mm512_set1_ps(1e-6F), FMA)

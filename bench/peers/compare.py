@@ -1,0 +1,153 @@
+#!/usr/bin/env python3
+"""Baton's engine beside llama.cpp, in turn, in one run, next to the machine's limits. Started by bench/peers.sh, which
+installs what it needs; --help lists what can be measured. Prints Markdown, and with --json FILE keeps every figure."""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def arguments():
+    p = argparse.ArgumentParser(prog="bench/peers.sh", description=__doc__.split("\n")[0],
+                                formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    p.add_argument("--types", default="f32,bf16,q8_0,q4_0,q4_k_m", metavar="T[,T...]",
+                   help="weight types of the model of 0.6B shape with random weights; none: leave it out")
+    p.add_argument("--model", action="append", default=[], metavar="GGUF", help="other files to measure, e.g. SmolLM2-135M")
+    p.add_argument("--threads", default="1,2", metavar="N[,N...]")
+    p.add_argument("--prefill", default="512", metavar="N[,N...]", help="prompt lengths; 0: none")
+    p.add_argument("--decode", default="1@128,8@128", metavar="B@C[,...]", help="B sequences with C tokens each; 0: none")
+    p.add_argument("--rounds", type=int, default=3, help="both are run so often, in turn")
+    p.add_argument("--repeat", type=int, default=2, help="prompts in each run")
+    p.add_argument("--steps", type=int, default=16, help="decode steps in each run")
+    p.add_argument("--kv-dtype", default="f16", choices=["f32", "f16", "bf16"], help="of both")
+    p.add_argument("--engine-opts", default="", metavar="TEXT", help="more options for bench-engine, separated by blanks")
+    p.add_argument("--run", default=os.environ.get("RUN", ""), metavar="COMMAND",
+                   help="put before every measured program, e.g. 'chrt -f 1' on a machine with other work")
+    p.add_argument("--tokenizer", metavar="GGUF", help="whose tokenizer the random model gets")
+    p.add_argument("--models-dir", default=os.path.join(ROOT, "build", "peers", "models"), metavar="DIR")
+    p.add_argument("--bin", default=os.path.join(ROOT, "build", "release", "bin"), metavar="DIR", help="where bench-engine lies")
+    p.add_argument("--json", metavar="FILE", help="every figure of every round")
+    return p.parse_args()
+
+
+def say(text):
+    print(text, file=sys.stderr, flush=True)
+
+
+def output(args, command):
+    done = subprocess.run(args.run.split() + command, capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"{' '.join(command)}:\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def one_round(args, model, threads, peer):
+    common = ["--threads", str(threads), "--prefill", args.prefill, "--decode", args.decode, "--steps", str(args.steps),
+              "--repeat", str(args.repeat), "--kv-dtype", args.kv_dtype]
+    if peer:
+        return output(args, [sys.executable, os.path.join(HERE, "llama_bench.py"), model, *common])
+    return output(args, [os.path.join(args.bin, "bench-engine"), *common, "--json", *args.engine_opts.split(), model])
+
+
+def limits(args, threads):
+    return output(args, [os.path.join(args.bin, "bench-limits"), "--json", "--threads", str(threads), "--samples", "9"])
+
+
+def best(limit_runs, prefix):
+    """The largest median of any run, over the kinds that begin so."""
+    return max((v["n"] for run in limit_runs for k, v in run["limits"].items() if k.startswith(prefix)), default=0)
+
+
+def median_of(runs, at, field):
+    return statistics.median(r["cases"][at][field] for r in runs)
+
+
+def table_rows(args, name, threads, ours, theirs, limit_runs):
+    fma, int8, read = best(limit_runs, "fma"), best(limit_runs, "int8"), best(limit_runs, "read")
+    rows = []
+    for at, case in enumerate(ours[0]["cases"]):
+        a, b = median_of(ours, at, "tokens_per_s"), median_of(theirs, at, "tokens_per_s")
+        if case["phase"] == "prefill":
+            gops = median_of(ours, at, "gops")
+            share = f"{gops:.0f} GFLOP/s: {gops / fma:.0%} of FMA, {gops / int8:.0%} of int8" if int8 else f"{gops / fma:.0%} of FMA"
+            what = f"prefill {case['context']}"
+            theirs_share = f"{b / a * gops / fma:.0%} of FMA"
+        else:
+            gbytes = median_of(ours, at, "gbytes_per_s")
+            share = f"{gbytes:.1f} GB/s: {gbytes / read:.0%} of reading"
+            what = f"decode {case['batch']} at {case['context']}"
+            theirs_share = f"{b / a * gbytes / read:.0%} of reading"
+        low = min(r["cases"][at]["tokens_per_s"] for r in ours) / max(r["cases"][at]["tokens_per_s"] for r in theirs)
+        high = max(r["cases"][at]["tokens_per_s"] for r in ours) / min(r["cases"][at]["tokens_per_s"] for r in theirs)
+        rows.append(f"| {name} | {threads} | {what} | {a:.1f} | {b:.1f} | {a / b:.2f} ({low:.2f}–{high:.2f}) | {share} | {theirs_share} |")
+    return rows
+
+
+def models(args):
+    for path in args.model:
+        yield os.path.basename(path).removesuffix(".gguf"), path
+    if args.types != "none":
+        for kind in args.types.split(","):
+            yield f"0.6B shape {kind.upper()}", os.path.join(args.models_dir, f"qwen3-0.6b-shape.{kind}.gguf")
+
+
+def make_models(args):
+    if args.types == "none":
+        return
+    tokenizer = args.tokenizer or next(iter(args.model), None) or os.path.join(args.models_dir, "tokenizer.gguf")
+    subprocess.run([sys.executable, os.path.join(HERE, "make_model.py"), "--tokenizer", tokenizer, "--out", args.models_dir,
+                    "--types", args.types], check=True)
+
+
+def heading(args, version):
+    git = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty=+changes", "--abbrev=12"], capture_output=True, text=True)
+    import llama_cpp
+    info = llama_cpp.llama_print_system_info().decode()
+    print(f"Baton {git.stdout.strip() or 'unknown'}, llama-cpp-python {version} ({info.strip(' |')}), {platform.platform()}; KV "
+          f"{args.kv_dtype}, {args.rounds} rounds in turn, medians; load average at the start {os.getloadavg()[0]:.1f}"
+          f"{', run with ' + args.run if args.run else ''}.\n")
+
+
+def main():
+    args = arguments()
+    make_models(args)
+    kept, rows = [], []
+    version = "?"
+    for threads in [int(n) for n in args.threads.split(",")]:
+        limit_runs = [limits(args, threads)]
+        found = []
+        for name, path in models(args):
+            ours, theirs = [], []
+            for i in range(args.rounds):
+                start = time.monotonic()
+                for peer in (False, True) if i % 2 == 0 else (True, False):
+                    (theirs if peer else ours).append(one_round(args, path, threads, peer))
+                say(f"{name}, threads {threads}, round {i + 1} of {args.rounds}: {time.monotonic() - start:.0f} s")
+            version = theirs[0]["version"]
+            limit_runs.append(limits(args, threads))
+            found.append((name, ours, theirs))
+        for name, ours, theirs in found:
+            rows += table_rows(args, name, threads, ours, theirs, limit_runs)
+            kept.append({"model": name, "threads": threads, "baton": ours, "llama.cpp": theirs, "limits": limit_runs})
+        print(f"{limit_runs[0]['cpu']}, {threads} thread{'s' if threads > 1 else ''}: FMA {best(limit_runs, 'fma'):.0f} GFLOP/s, int8 by maddubs "
+              f"{max(best(limit_runs, 'int8 avx2'), best(limit_runs, 'int8 avx512')):.0f}, at most {best(limit_runs, 'int8'):.0f} GOP/s, "
+              f"BF16 {best(limit_runs, 'bf16'):.0f} GFLOP/s, read {best(limit_runs, 'read'):.1f} GB/s\n")
+    heading(args, version)
+    print("| model | threads | what | Baton, tokens/s | llama.cpp, tokens/s | ratio (range) | Baton's share of the limit | llama.cpp's |")
+    print("|---|---|---|---|---|---|---|---|")
+    print("\n".join(rows))
+    if args.json:
+        with open(args.json, "w", encoding="utf-8") as f:
+            json.dump(kept, f)
+
+
+if __name__ == "__main__":
+    main()
