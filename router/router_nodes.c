@@ -69,6 +69,8 @@ static void session_close(struct bt_rt_core *c, uint64_t session, const char *te
     a->text = text;
 }
 
+/* A node that comes back has another instance, and perhaps another role than it had last: it is known by its name, which
+ * no other connected node has. */
 static void remember_gone(struct bt_rt_core *c, const struct rt_node *n, uint64_t now)
 {
     struct rt_gone *oldest = &c->gone[0];
@@ -76,7 +78,7 @@ static void remember_gone(struct bt_rt_core *c, const struct rt_node *n, uint64_
     for (uint32_t i = 0; i < RT_GONE_MAX; i++) {
         struct rt_gone *g = &c->gone[i];
 
-        if (g->since != 0 && g->role == n->hello.role && strcmp(g->name, n->hello.name) == 0) {
+        if (g->since != 0 && strcmp(g->name, n->hello.name) == 0) {
             oldest = g;
             break;
         }
@@ -90,7 +92,7 @@ static void remember_gone(struct bt_rt_core *c, const struct rt_node *n, uint64_
 static void forget_gone(struct bt_rt_core *c, const struct rt_node *n)
 {
     for (uint32_t i = 0; i < RT_GONE_MAX; i++) {
-        if (c->gone[i].role == n->hello.role && strcmp(c->gone[i].name, n->hello.name) == 0) {
+        if (strcmp(c->gone[i].name, n->hello.name) == 0) {
             c->gone[i].since = 0;
         }
     }
@@ -201,6 +203,21 @@ static bool copy_hello(struct rt_node *n, const struct bt_msg_hello *h, bool nam
     return true;
 }
 
+/* By a connected node of whatever role: that may change. */
+static bool name_taken(const struct bt_rt_core *c, const char *name)
+{
+    size_t len = text_len(name, RT_NAME_MAX - 1);
+    bool taken = false;
+
+    for (uint32_t i = 0; i < c->n_slots; i++) {
+        const struct rt_node *m = &c->nodes[i];
+
+        taken = taken || (m->session != 0 && m->hello_seen &&
+                          strncmp(m->hello.name, name, len) == 0 && m->hello.name[len] == '\0');
+    }
+    return taken;
+}
+
 static uint64_t ident_of(const struct bt_msg_hello *h)
 {
     uint64_t x = bt_hash64(&h->fingerprint, sizeof h->fingerprint, 1);
@@ -244,15 +261,7 @@ static void on_hello(struct bt_rt_core *c, uint64_t now, struct rt_node *n,
             node_drop(c, now, m, "the same instance opened a new session");
         }
     }
-    bool taken = false;
-
-    for (uint32_t i = 0; i < c->n_slots; i++) {
-        const struct rt_node *m = &c->nodes[i];
-
-        taken = taken || (m->session != 0 && m->hello_seen && m->hello.role == h->role &&
-                          strcmp(m->hello.name, h->name) == 0);
-    }
-    if (!copy_hello(n, h, taken)) {
+    if (!copy_hello(n, h, name_taken(c, h->name))) {
         node_drop(c, now, n, "out of memory");
         return;
     }

@@ -144,12 +144,19 @@ static void test_drain(void)
 static void test_who(void)
 {
     begin();
-    (void)join(BT_ROLE_PREFILL, 1, "x", 7, 2);
-    (void)join(BT_ROLE_PREFILL, 2, "y", 7, 2);
-    (void)join(BT_ROLE_DECODE, 3, "x", 7, 2);
-    CHECK(strstr(drain("x", false, BT_ERR_INVALID, 0), "0000000000000001 or 0000000000000003") !=
-          NULL);
+    (void)join(BT_ROLE_PREFILL, 1, "x-00000003", 7, 2);
+    (void)join(BT_ROLE_PREFILL, 2, "x", 7, 2);
+    (void)join(BT_ROLE_DECODE, 3, "x", 7, 2); /* a name is one node's, whatever their roles */
+    CHECK_STR(bt_rt_core_instance_name(core, 3), "x-00000003");
+    CHECK(strstr(drain("x-00000003", false, BT_ERR_INVALID, 0),
+                 "0000000000000001 or 0000000000000003") != NULL);
     (void)drain("0000000000000001", false, BT_OK, 1);
+    static const char long_name[] = /* what is kept of both is the same */
+        "0123456789012345678901234567890123456789012345678901234567890123456789";
+
+    (void)join(BT_ROLE_DECODE, 6, long_name, 7, 2);
+    (void)join(BT_ROLE_DECODE, 7, long_name, 7, 2);
+    CHECK(strcmp(bt_rt_core_instance_name(core, 6), bt_rt_core_instance_name(core, 7)) != 0);
     (void)join(BT_ROLE_PREFILL, 4, "old", 7, 1);
     CHECK(strstr(drain("old", true, BT_ERR_UNSUPPORTED, 0), "SIGTERM") != NULL);
     (void)join(BT_ROLE_PREFILL, 5, "other", 8, 2); /* another model, not in use: nobody misses it */
@@ -244,8 +251,47 @@ static void test_role_keeps_what_runs(void)
     end();
 }
 
+static size_t n_gone(const char *name)
+{
+    struct bt_rt_gone_info g;
+    size_t n = 0;
+
+    for (uint32_t pos = 0; bt_rt_core_gone(core, &pos, &g);) {
+        n += strcmp(g.name, name) == 0;
+    }
+    return n;
+}
+
+/* Which node is missed is no matter of its role: it may have changed that, and comes back with the one it began with. */
+static void test_gone(void)
+{
+    begin();
+    uint64_t n = join(BT_ROLE_PREFILL, 1, "n", 7, 2);
+
+    (void)join(BT_ROLE_PREFILL, 2, "p", 7, 2);
+    role_state(n, BT_ROLE_DECODE, BT_ROLE_BOTH);
+    bt_rt_on_session_lost(core, now, n, "killed");
+    drain_actions();
+    CHECK_EQ(n_gone("n"), 1);
+    n = join(BT_ROLE_PREFILL, 3, "n", 7, 2);
+    CHECK_EQ(n_gone("n"), 0);
+    bt_rt_on_session_lost(core, now, n, "killed");
+    n = join(BT_ROLE_BOTH, 4, "n", 7, 2);
+    role_state(n, BT_ROLE_PREFILL, BT_ROLE_BOTH);
+    bt_rt_on_session_lost(core, now, n, "killed");
+    CHECK_EQ(n_gone("n"), 1); /* once, also after it died in two roles */
+    /* A session is not a node: this one has not died. */
+    n = join(BT_ROLE_PREFILL, 5, "n", 7, 2);
+    (void)join(BT_ROLE_DECODE, 5, "n", 7, 2);
+    CHECK_EQ(n_gone("n"), 0);
+    CHECK_STR(bt_rt_core_instance_name(core, 5), "n");
+    drain_actions();
+    end();
+}
+
 int main(void)
 {
+    test_gone();
     test_role();
     test_role_keeps_what_runs();
     test_drain();
