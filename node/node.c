@@ -585,6 +585,7 @@ static enum bt_status start_link(struct bt_node *n, struct bt_err *err)
                   .kv_layout = n->layout->kv_layout,
                   .model_name = n->cfg.model_name != NULL ? n->cfg.model_name : n->model->name,
                   .transfer_address = bt_xfer_address(n->xfer),
+                  .gate_token = *bt_xfer_token(n->xfer),
                   .backend = bt_engine_describe(e),
                   .page_tokens = n->cfg.page_tokens,
                   .n_pages = n_pages,

@@ -167,6 +167,13 @@ static void on_greeting(struct bt_sim *s, struct sim_event *e)
         conn_post(s, e->i, SIDE_P, on_refused);
         return;
     }
+    struct bt_gate_token want = sim_gate_token(&s->procs[e->proc]);
+
+    if (!bt_gate_token_equal(&c->gate_token, &want)) {
+        sim_fail(s, "%s comes to the gate of %s without its token", s->procs[c->proc[SIDE_P]].name,
+                 s->procs[e->proc].name);
+        return;
+    }
     for (uint32_t i = 0; i < s->n_conns; i++) {
         struct sim_conn *o = &s->conns[i];
 
@@ -190,7 +197,8 @@ static void on_connect_time(struct bt_sim *s, struct sim_event *e)
     }
 }
 
-uint64_t sim_connect(struct bt_sim *s, struct sim_node *n, const char *address, uint64_t instance)
+uint64_t sim_connect(struct bt_sim *s, struct sim_node *n, const char *address, uint64_t instance,
+                     const struct bt_gate_token *token)
 {
     uint32_t to = sim_proc_by_name(s, address);
 
@@ -206,6 +214,7 @@ uint64_t sim_connect(struct bt_sim *s, struct sim_node *n, const char *address, 
         .incarnation = {s->procs[n->proc].incarnation, s->procs[to].incarnation},
         .end = {END_DIALING, END_NONE},
         .instance = instance,
+        .gate_token = *token,
     };
     sim_logs(s, s->procs[n->proc].name, "%s dials %p, connection %u", to, i);
     if (s->procs[to].alive) {

@@ -155,6 +155,14 @@ void sim_ticket_end(struct bt_sim *s, struct sim_node *n, uint32_t link,
 
 /* ---- what a node says of itself ---- */
 
+struct bt_gate_token sim_gate_token(const struct sim_proc *p)
+{
+    struct bt_gate_token t = {{1}};
+
+    memcpy(t.b + sizeof t.b - sizeof p->instance, &p->instance, sizeof p->instance);
+    return t;
+}
+
 void sim_node_hello(struct bt_sim *s, const struct sim_node *n, struct bt_msg_hello *h)
 {
     const struct sim_proc *p = &s->procs[n->proc];
@@ -179,6 +187,7 @@ void sim_node_hello(struct bt_sim *s, const struct sim_node *n, struct bt_msg_he
         .vocab = SIM_VOCAB,
         .chunk_tokens = s->cfg.chunk_tokens,
         .lease_ms = s->cfg.lease_ns / SIM_MS,
+        .gate_token = sim_gate_token(p),
     };
 }
 

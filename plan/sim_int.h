@@ -189,6 +189,7 @@ struct sim_conn {
     uint32_t proc[2], incarnation[2]; /* by enum sim_side */
     enum sim_end end[2];
     uint64_t instance; /* D's, wanted */
+    struct bt_gate_token gate_token;
     uint64_t rx[2], progress[2];
     bool stalled;       /* its receives do not end */
     uint32_t n_sending; /* shares in the window */
@@ -474,7 +475,8 @@ static inline enum sim_side sim_conn_side(uint64_t id)
 }
 /* The connection of an id that this node was told; UINT32_MAX: none such. */
 uint32_t sim_conn_find(const struct bt_sim *s, const struct sim_node *n, uint64_t id);
-uint64_t sim_connect(struct bt_sim *s, struct sim_node *n, const char *address, uint64_t instance);
+uint64_t sim_connect(struct bt_sim *s, struct sim_node *n, const char *address, uint64_t instance,
+                     const struct bt_gate_token *token);
 void sim_disconnect(struct bt_sim *s, struct sim_node *n, uint64_t id);
 void sim_control(struct bt_sim *s, struct sim_node *n, uint64_t id, const struct bt_control *m);
 void sim_conn_break(struct bt_sim *s, uint32_t conn);
@@ -512,6 +514,7 @@ void sim_node_router_lost(struct bt_sim *s, struct sim_node *n, uint32_t link);
 void sim_node_message(struct bt_sim *s, struct sim_node *n, uint32_t link,
                       const struct bt_from_router *m);
 void sim_node_hello(struct bt_sim *s, const struct sim_node *n, struct bt_msg_hello *h);
+struct bt_gate_token sim_gate_token(const struct sim_proc *p); /* of its instance */
 void sim_node_load(struct bt_sim *s, struct sim_node *n, uint32_t link, struct bt_msg_load *l);
 void sim_node_engine(struct bt_sim *s, struct sim_event *e);
 void sim_node_peer_up(struct bt_sim *s, struct sim_node *n, uint64_t conn);

@@ -77,7 +77,7 @@ static void do_connect(struct bt_sim *s, struct sim_node *n, const struct bt_pf_
         answer(n, (struct sim_answer){.kind = ANSWER_CONNECT_FAILED, .id = a->instance});
         return;
     }
-    uint64_t conn = sim_connect(s, n, a->address, a->instance);
+    uint64_t conn = sim_connect(s, n, a->address, a->instance, &a->gate_token);
 
     answer(n, (struct sim_answer){.kind = ANSWER_CONNECTING, .id = a->instance, .conn = conn});
 }
@@ -313,7 +313,10 @@ static void on_peers(struct bt_sim *s, struct sim_node *n, uint32_t link,
         }
         const char *name = s->procs[proc].name;
 
-        l->peers[l->n_peers++] = (struct bt_msg_peer){m->peers.peers[i].instance, name, name};
+        l->peers[l->n_peers++] = (struct bt_msg_peer){.instance = m->peers.peers[i].instance,
+                                                      .address = name,
+                                                      .name = name,
+                                                      .gate_token = m->peers.peers[i].gate_token};
     }
     update_peers(s, n);
 }

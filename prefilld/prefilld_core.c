@@ -72,6 +72,7 @@ enum peer_told { TOLD_NOTHING, TOLD_REACHABLE, TOLD_UNREACHABLE };
 struct pf_peer {
     uint64_t instance; /* 0: free */
     char address[ADDRESS_MAX];
+    struct bt_gate_token gate_token;
     bool wanted;         /* in the routers' list */
     enum peer_told told; /* to the routers */
     enum peer_state state;
@@ -249,11 +250,13 @@ static void peer_dial(struct bt_pf_core *c, struct pf_peer *p)
 
     a->instance = p->instance;
     a->address = p->address;
+    a->gate_token = p->gate_token;
     p->state = PEER_CONNECTING;
     p->conn = 0;
 }
 
-static struct pf_peer *peer_add(struct bt_pf_core *c, uint64_t instance, const char *address)
+static struct pf_peer *peer_add(struct bt_pf_core *c, uint64_t instance, const char *address,
+                                const struct bt_gate_token *token)
 {
     struct pf_peer *p = peer_by_instance(c, instance);
 
@@ -265,6 +268,9 @@ static struct pf_peer *peer_add(struct bt_pf_core *c, uint64_t instance, const c
     }
     if (p != NULL && p->state == PEER_IDLE) {
         snprintf(p->address, sizeof p->address, "%s", address);
+    }
+    if (p != NULL && bt_gate_token_is_set(token)) { /* a router from before it tells none */
+        p->gate_token = *token;
     }
     return p;
 }
@@ -456,7 +462,7 @@ static void job_init(struct bt_pf_core *c, struct pf_job *j, const struct bt_msg
 static struct pf_peer *peer_of_submit(struct bt_pf_core *c, uint64_t now,
                                       const struct bt_msg_submit *s)
 {
-    struct pf_peer *p = peer_add(c, s->peer_instance, s->peer_address);
+    struct pf_peer *p = peer_add(c, s->peer_instance, s->peer_address, &s->peer_gate_token);
 
     if (p != NULL && p->state == PEER_IDLE && now >= p->next_dial) {
         peer_dial(c, p);
@@ -635,7 +641,7 @@ void bt_pf_on_peers(struct bt_pf_core *c, uint64_t now, const struct bt_msg_peer
         c->peers[i].wanted = false;
     }
     for (size_t i = 0; i < n; i++) {
-        struct pf_peer *p = peer_add(c, peers[i].instance, peers[i].address);
+        struct pf_peer *p = peer_add(c, peers[i].instance, peers[i].address, &peers[i].gate_token);
 
         if (p == NULL) {
             continue; /* more peers than configured: those are dialled when a submit names them and

@@ -50,7 +50,8 @@ enum bt_pf_action_kind {
                              on_pushed, once */
     BT_PF_PUSH_CANCEL,    /* ticket */
     BT_PF_CONTROL,        /* peer, control */
-    BT_PF_CONNECT,        /* instance, address; answered by on_connecting or on_connect_failed */
+    BT_PF_CONNECT,        /* instance, address, gate_token; answered by on_connecting or
+                             on_connect_failed */
     BT_PF_DISCONNECT,     /* peer */
     BT_PF_OUTPUT,         /* router, output */
     BT_PF_ATTEMPT_END,    /* router, end */
@@ -74,6 +75,7 @@ struct bt_pf_action {
     uint64_t job, peer, generation, instance;
     struct bt_ticket ticket;
     const char *address;
+    struct bt_gate_token gate_token;
     union {
         const struct bt_msg_submit *submit;
         struct {

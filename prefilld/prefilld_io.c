@@ -103,17 +103,27 @@ static void do_push(struct bt_prefilld *p, const struct bt_pf_action *a)
     }
 }
 
+static const char *no_connection(enum bt_status st)
+{
+    return st == BT_ERR_UNSUPPORTED
+               ? "its gate token was not told: a router older than this node does not pass it on"
+               : bt_status_str(st);
+}
+
 static void do_connect(struct bt_prefilld *p, const struct bt_pf_action *a)
 {
     uint64_t conn = 0;
-    enum bt_status st = bt_xfer_connect(p->node->xfer, a->address, a->instance, &conn);
+    enum bt_status st =
+        bt_gate_token_is_set(&a->gate_token)
+            ? bt_xfer_connect(p->node->xfer, a->address, a->instance, &a->gate_token, &conn)
+            : BT_ERR_UNSUPPORTED;
 
     if (st != BT_OK) {
         uint32_t n_held;
 
         if (bt_log_may(&p->not_dialled, now_ns(p), &n_held)) {
             bt_log_warn("prefilld", "cannot dial decode node at %s: %s (%u more before it)",
-                        a->address, bt_status_str(st), n_held);
+                        a->address, no_connection(st), n_held);
         }
         answer(p, (struct answer){.kind = ANSWER_CONNECT_FAILED, .id = a->instance, .st = st});
         return;
@@ -206,7 +216,7 @@ static void run(struct bt_prefilld *p)
             bt_pf_on_connecting(p->core, now, a.id, a.conn);
             break;
         case ANSWER_CONNECT_FAILED:
-            bt_pf_on_connect_failed(p->core, now, a.id, bt_status_str(a.st));
+            bt_pf_on_connect_failed(p->core, now, a.id, no_connection(a.st));
             break;
         case ANSWER_PUSH_FAILED:
             bt_pf_on_pushed(p->core, now, a.id, &a.ticket, a.st);
@@ -320,7 +330,9 @@ static bool peer_list_set(struct peer_list *l, const struct bt_msg_peer *peers, 
 
         memcpy(text, peers[i].address, address);
         memcpy(text + address, peers[i].name, name);
-        copy[i] = (struct bt_msg_peer){peers[i].instance, text, text + address};
+        copy[i] = peers[i];
+        copy[i].address = text;
+        copy[i].name = text + address;
         text += address + name;
     }
     bt_free(l->peers);
@@ -343,6 +355,8 @@ static void update_peers(struct bt_prefilld *p)
             }
             if (k == n) {
                 all[n++] = p->lists[r].peers[i];
+            } else if (!bt_gate_token_is_set(&all[k].gate_token)) {
+                all[k] = p->lists[r].peers[i]; /* this router may know more */
             }
         }
     }

@@ -12,6 +12,7 @@
 #include "base/buf.h"
 #include "base/sampling.h"
 #include "base/status.h"
+#include "proto/gate_token.h"
 #include "proto/ticket.h"
 
 #define BT_SESSION_METHOD        "/baton.session.v1.Session/Run"
@@ -59,6 +60,7 @@ struct bt_msg_hello {
     const char *numerics, *kv_layout, *model_name, *transfer_address, *backend;
     uint32_t page_tokens, n_pages, max_batch, max_tokens, context, vocab, chunk_tokens;
     uint64_t lease_ms;
+    struct bt_gate_token gate_token; /* none: a node from before it */
 };
 
 struct bt_msg_transport {
@@ -171,6 +173,7 @@ struct bt_msg_submit {
     bool prompt_logprobs;
     uint64_t peer_instance; /* 0: no other leg; a decode node computes the prompt itself then */
     const char *peer_address;
+    struct bt_gate_token peer_gate_token;
     /* Prefill: the attempt whose decode side failed; what was kept of it is sent again. */
     bool has_replaces;
     struct bt_ticket replaces;
@@ -179,6 +182,7 @@ struct bt_msg_submit {
 struct bt_msg_peer {
     uint64_t instance;
     const char *address, *name;
+    struct bt_gate_token gate_token; /* none: the node or the router is from before it */
 };
 
 enum bt_from_router_kind {

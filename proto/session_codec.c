@@ -102,6 +102,20 @@ static bool printable(const char *s)
     return bt_utf8_valid(s, strlen(s), NULL);
 }
 
+/* Empty: none. */
+static enum bt_status get_token(const ProtobufCBinaryData *b, const char *field,
+                                struct bt_gate_token *t, struct bt_err *err)
+{
+    *t = (struct bt_gate_token){{0}};
+    if (b->len != 0 && b->len != sizeof t->b) {
+        return bad(err, field, "must be 16 bytes, or empty");
+    }
+    if (b->len != 0) {
+        memcpy(t->b, b->data, sizeof t->b);
+    }
+    return BT_OK;
+}
+
 static enum bt_status get_hello(const Baton__Session__V1__Hello *p, struct bt_msg_hello *h,
                                 struct bt_err *err)
 {
@@ -146,7 +160,7 @@ static enum bt_status get_hello(const Baton__Session__V1__Hello *p, struct bt_ms
     h->vocab = p->vocab;
     h->chunk_tokens = p->chunk_tokens;
     h->lease_ms = p->lease_ms;
-    return BT_OK;
+    return get_token(&p->gate_token, "hello.gate_token", &h->gate_token, err);
 }
 
 /* What a node has measured. Nonsense counts as not measured, so that nobody need be careful when dividing by it. */
@@ -447,6 +461,9 @@ static enum bt_status get_submit(const Baton__Session__V1__Submit *p, struct bt_
         s->has_replaces = true;
         st = get_ticket(&p->replaces, &s->replaces, err);
     }
+    if (st == BT_OK) {
+        st = get_token(&p->peer_gate_token, "submit.peer_gate_token", &s->peer_gate_token, err);
+    }
     if (st == BT_OK && s->n_tokens - s->n_prompt >= s->sampling.max_tokens) {
         st = bad(err, "submit.tokens", "max_tokens are already there");
     }
@@ -468,8 +485,15 @@ static enum bt_status get_peers(const Baton__Session__V1__Peers *p, struct bt_ar
         if (p->peers[i]->instance == 0) {
             return bad(err, "peers.instance", "must not be 0");
         }
-        peers[i] =
-            (struct bt_msg_peer){p->peers[i]->instance, p->peers[i]->address, p->peers[i]->name};
+        peers[i] = (struct bt_msg_peer){.instance = p->peers[i]->instance,
+                                        .address = p->peers[i]->address,
+                                        .name = p->peers[i]->name};
+        enum bt_status st =
+            get_token(&p->peers[i]->gate_token, "peers.gate_token", &peers[i].gate_token, err);
+
+        if (st != BT_OK) {
+            return st;
+        }
     }
     out->peers.n = p->n_peers;
     out->peers.peers = peers;
@@ -521,14 +545,24 @@ enum bt_status bt_from_router_decode(const void *data, size_t n, struct bt_arena
 /* ---- encode: a protobuf-c tree in a scratch arena, then packed ---- */
 
 /* protobuf-c wants void *; it only reads it. */
-static ProtobufCBinaryData ticket(const struct bt_ticket *t)
+static ProtobufCBinaryData bytes(const uint8_t *p, size_t n)
 {
     union {
         const uint8_t *in;
         uint8_t *out;
-    } u = {.in = t->b};
+    } u = {.in = p};
 
-    return (ProtobufCBinaryData){BT_TICKET_BYTES, u.out};
+    return (ProtobufCBinaryData){n, u.out};
+}
+
+static ProtobufCBinaryData ticket(const struct bt_ticket *t)
+{
+    return bytes(t->b, sizeof t->b);
+}
+
+static ProtobufCBinaryData token(const struct bt_gate_token *t)
+{
+    return bytes(t->b, bt_gate_token_is_set(t) ? sizeof t->b : 0);
 }
 
 static Baton__Session__V1__SampledToken **put_sampled(const struct bt_sampled *s, size_t n,
@@ -643,6 +677,7 @@ static void put_hello(const struct bt_msg_hello *h, Baton__Session__V1__Hello *p
     p->vocab = h->vocab;
     p->chunk_tokens = h->chunk_tokens;
     p->lease_ms = h->lease_ms;
+    p->gate_token = token(&h->gate_token);
 }
 
 static bool put_prefix_blocks(const struct bt_msg_prefix_blocks *b, Baton__Session__V1__Load *p,
@@ -819,6 +854,7 @@ static bool put_submit(const struct bt_msg_submit *s, Baton__Session__V1__Submit
     if (s->has_replaces) {
         p->replaces = ticket(&s->replaces);
     }
+    p->peer_gate_token = token(&s->peer_gate_token);
     p->leg = s->leg == BT_ROLE_BOTH ? 0 : (uint32_t)s->leg + 1;
     p->n_tokens = s->n_tokens;
     p->tokens = bt_arena_alloc(a, s->n_tokens * sizeof *p->tokens);
@@ -848,6 +884,7 @@ static bool put_peers(const struct bt_from_router *m, Baton__Session__V1__Peers 
         list[i].instance = m->peers.peers[i].instance;
         list[i].address = bt_pb_text(m->peers.peers[i].address);
         list[i].name = bt_pb_text(m->peers.peers[i].name);
+        list[i].gate_token = token(&m->peers.peers[i].gate_token);
         p->peers[i] = &list[i];
     }
     return true;

@@ -195,6 +195,9 @@ static struct bt_msg_submit *send_submit(struct bt_rt_core *c, const struct rt_s
         .peer_instance = peer != NULL ? peer->hello.instance : 0,
         .peer_address = peer != NULL ? peer->hello.transfer_address : "",
     };
+    if (peer != NULL && leg == BT_ROLE_PREFILL) {
+        a->send.submit.peer_gate_token = peer->hello.gate_token;
+    }
     return &a->send.submit;
 }
 

@@ -12,10 +12,14 @@ bool bt_rt_usable(const struct rt_node *n, enum bt_role role)
            (n->losing & 1U << role) == 0;
 }
 
-/* Pages move between both as one of them expects it. */
-static bool same_gate(const struct rt_node *a, const struct rt_node *b)
+/* What stands before a node's transfer port, and so what its own prefill leg says at others'. */
+enum gate { GATE_NONE, GATE_INSTANCE, GATE_TOKEN };
+
+static enum gate gate_of(const struct rt_node *n)
 {
-    return (a->version >= BT_SESSION_VERSION_GATE) == (b->version >= BT_SESSION_VERSION_GATE);
+    return bt_gate_token_is_set(&n->hello.gate_token) ? GATE_TOKEN
+           : n->version >= BT_SESSION_VERSION_GATE    ? GATE_INSTANCE
+                                                      : GATE_NONE;
 }
 
 bool bt_rt_may_pair(const struct rt_node *p, const struct rt_node *d)
@@ -24,7 +28,7 @@ bool bt_rt_may_pair(const struct rt_node *p, const struct rt_node *d)
         return bt_rt_local_able(d); /* alone */
     }
     if (p->ident != d->ident || p->hello.version_min > d->hello.version_max ||
-        d->hello.version_min > p->hello.version_max || !same_gate(p, d)) {
+        d->hello.version_min > p->hello.version_max || gate_of(p) != gate_of(d)) {
         return false;
     }
     for (uint32_t i = 0; i < p->n_cut; i++) {
@@ -89,11 +93,13 @@ static void mismatch_text(const struct rt_node *n, const struct rt_node *m, char
     } else if (a->version_min > b->version_max || b->version_min > a->version_max) {
         snprintf(out, cap, "mismatch: protocol versions %u to %u here, %u to %u at %s",
                  a->version_min, a->version_max, b->version_min, b->version_max, b->name);
-    } else if (!same_gate(n, m)) {
-        snprintf(
-            out, cap,
-            "mismatch: protocol version %u here, %u at %s: pages move from %u on in another way",
-            n->version, m->version, b->name, BT_SESSION_VERSION_GATE);
+    } else if (gate_of(n) != gate_of(m)) {
+        static const char *const what[] = {"none", "its instance", "a token"};
+
+        snprintf(out, cap,
+                 "mismatch: the gate at the transfer port asks for %s here, for %s at %s: the two "
+                 "are of different releases",
+                 what[gate_of(n)], what[gate_of(m)], b->name);
     } else {
         snprintf(out, cap, "unreachable: %s", b->name);
     }
@@ -192,10 +198,13 @@ static void send_peers(struct bt_rt_core *c, struct rt_node *p)
         const struct rt_node *d = &c->nodes[i];
 
         /* Also what it cannot reach now: it is the one who tries. */
-        if (d != p && bt_rt_usable(d, BT_ROLE_DECODE) && d->ident == p->ident) {
-            list[n++] = (struct bt_msg_peer){d->hello.instance,
-                                             bt_rt_say(c, "%s", d->hello.transfer_address),
-                                             bt_rt_say(c, "%s", d->hello.name)};
+        if (d != p && bt_rt_usable(d, BT_ROLE_DECODE) && d->ident == p->ident &&
+            gate_of(d) == gate_of(p)) {
+            list[n++] =
+                (struct bt_msg_peer){.instance = d->hello.instance,
+                                     .address = bt_rt_say(c, "%s", d->hello.transfer_address),
+                                     .name = bt_rt_say(c, "%s", d->hello.name),
+                                     .gate_token = d->hello.gate_token};
             hash = bt_hash64(&d->hello.instance, sizeof d->hello.instance, hash);
         }
     }

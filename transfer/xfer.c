@@ -90,6 +90,11 @@ void bt_xfer_stats(struct bt_xfer *x, struct bt_xfer_stats *out)
     out->ctrl_bytes_waiting = atomic_load(&x->ctrl_in_bytes) + atomic_load(&x->ctrl_out_bytes);
 }
 
+const struct bt_gate_token *bt_xfer_token(const struct bt_xfer *x)
+{
+    return &x->o.token;
+}
+
 const char *bt_xfer_address(const struct bt_xfer *x)
 {
     return x->address;
@@ -278,6 +283,9 @@ static enum bt_status options_fill(struct bt_xfer *x, const struct bt_xfer_opts 
                           o->port_min, o->port_max, BT_XFER_PORTS_MIN);
     }
     x->o = *o;
+    while (!bt_gate_token_is_set(&x->o.token)) {
+        bt_random_bytes(x->o.token.b, sizeof(x->o.token.b));
+    }
     snprintf(x->fingerprint, sizeof(x->fingerprint), "%s", fp);
     snprintf(x->layout, sizeof(x->layout), "%s", layout);
     snprintf(x->tls, sizeof(x->tls), "%s", o->tls != NULL ? o->tls : "auto");

@@ -26,6 +26,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "base/status.h"
+#include "proto/gate_token.h"
 
 #define BT_XFER_TICKET_BYTES 16
 #define BT_XFER_GROUPS_MAX   8
@@ -58,7 +59,9 @@ struct bt_xfer_opts {
                               * shared memory where the peer is on this machine, else TCP; else a UCX_TLS list,
                               * verbatim. The two sides must agree. */
     enum bt_xfer_proto proto;
-    uint64_t instance;       /* of this daemon; not 0 */
+    uint64_t instance; /* of this daemon; not 0 */
+    struct bt_gate_token
+        token; /* what peers must say to be let in; none: random, see bt_xfer_token() */
     const char *fingerprint; /* model and numerics class: must be equal at both ends */
     const char *layout;      /* KV layout: must be equal at both ends */
 
@@ -98,17 +101,20 @@ void bt_xfer_destroy(struct bt_xfer *x);
 /* The bound address, "10.0.0.7:41233" or "loop:NAME"; "" when not listening. Valid until destroy; any thread. */
 const char *bt_xfer_address(const struct bt_xfer *x);
 
+/* What a peer must say to be let in here; only those who may connect should know it. Valid until destroy; any thread. */
+const struct bt_gate_token *bt_xfer_token(const struct bt_xfer *x);
+
 /* Helpers for the address that is told to others. */
 bool bt_xfer_address_is_loopback(const char *address); /* 127.0.0.0/8, ::1, loop:NAME */
 bool bt_xfer_address_is_any(const char *address); /* 0.0.0.0, :: : not reachable by that name */
 
 /* ---- peers ---- */
 
-/* Dials. address: numeric, as bt_xfer_address() of the other side gives it. instance: who must be there, not 0;
- * naming it is what lets us in, so only those who may connect should know it. *peer is the id of this connection, never reused. Exactly one PEER_UP or PEER_DOWN follows, and
- * after PEER_UP exactly one PEER_DOWN (unless destroyed before). */
+/* Dials. address: numeric, as bt_xfer_address() of the other side gives it. instance: who must be there, not 0.
+ * token: bt_xfer_token() of the other side, which lets us in there; copied. *peer is the id of this connection, never
+ * reused. Exactly one PEER_UP or PEER_DOWN follows, and after PEER_UP exactly one PEER_DOWN (unless destroyed before). */
 enum bt_status bt_xfer_connect(struct bt_xfer *x, const char *address, uint64_t instance,
-                               uint64_t *peer) BT_NODISCARD;
+                               const struct bt_gate_token *token, uint64_t *peer) BT_NODISCARD;
 /* Closes the connection (either side): PEER_DOWN with BT_ERR_CANCELLED here. Unknown ids are ignored. */
 enum bt_status bt_xfer_disconnect(struct bt_xfer *x, uint64_t peer) BT_NODISCARD;
 

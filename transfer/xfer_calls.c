@@ -50,7 +50,7 @@ struct xfer_cmd *xfer_command_take(struct bt_xfer *x)
 }
 
 enum bt_status bt_xfer_connect(struct bt_xfer *x, const char *address, uint64_t instance,
-                               uint64_t *peer)
+                               const struct bt_gate_token *token, uint64_t *peer)
 {
     struct xfer_cmd *c = command_new(XFER_CMD_CONNECT, 0);
     struct xfer_peer *p = xfer_peer_alloc(x);
@@ -64,6 +64,7 @@ enum bt_status bt_xfer_connect(struct bt_xfer *x, const char *address, uint64_t 
     }
     snprintf(p->address, sizeof(p->address), "%s", address);
     p->expect = instance;
+    p->token = *token;
     c->dial = p;
     uint64_t id = p->id; /* the thread may free p before we return */
     st = command_add(x, c, true);

@@ -3,8 +3,8 @@
 
 /* What stands before UCX, whose parsers abort the process on a stranger's bytes. D listens with a plain TCP socket
  * (the gate); P connects to it, says a KNOCK of fixed size and reads an ANSWER of fixed size (transfer/xfer_wire.h).
- * Only then is P expected at UCX's own ports (transfer/xfer_door.h). Naming D's instance, 64 random bits that
- * D tells its routers and they tell prefill nodes, is the proof of belonging to the cluster.
+ * Only then is P expected at UCX's own ports (transfer/xfer_door.h). D's token (proto/gate_token.h),
+ * which D tells its routers and they tell prefill nodes, is the proof of belonging to the cluster.
  *
  * Limits: a visitor has GATE_GREETING_NS in all, however slowly it speaks; at most GATE_VISITORS_MAX wait, and
  * when one more comes the oldest goes (a prefill node speaks at once, so it is never old); the first byte that no

@@ -1,4 +1,4 @@
-/* The greeting: who we are, whether the two fit (instance, version, model, layout), and the test page that must
+/* The greeting: who we are, whether the two fit (token, instance, version, model, layout), and the test page that must
  * arrive undamaged before a connection counts as up. Owns that conversation; the rest of a peer's life is
  * xfer_peer.c. */
 
@@ -11,8 +11,10 @@
 
 struct xfer_hello xfer_greet_own(const struct bt_xfer *x, const struct xfer_peer *p)
 {
-    struct xfer_hello h = {
-        .expect = p->expect, .version_min = XFER_VERSION_MIN, .version_max = XFER_VERSION_MAX};
+    struct xfer_hello h = {.expect = p->expect,
+                           .token = p->token,
+                           .version_min = XFER_VERSION_MIN,
+                           .version_max = XFER_VERSION_MAX};
     memcpy(h.fingerprint, x->fingerprint, sizeof(h.fingerprint));
     memcpy(h.layout, x->layout, sizeof(h.layout));
     return h;
@@ -75,10 +77,13 @@ enum xfer_verdict xfer_greet_judge(const struct bt_xfer *x, const struct xfer_he
 {
     why[0] = 0;
     if (hello->expect != 0 && hello->expect != x->o.instance) {
-        /* Ours is not told: naming it is what lets a peer in. */
         snprintf(why, cap, "instance differs: %016" PRIx64 " wanted, another one is here",
                  hello->expect);
         return XFER_NO_INSTANCE;
+    }
+    if (!bt_gate_token_equal(&hello->token, &x->o.token)) {
+        snprintf(why, cap, "the gate token is wrong: this node's routers tell it to prefill nodes");
+        return XFER_NO_TOKEN;
     }
     if (hello->version_min > XFER_VERSION_MAX || hello->version_max < XFER_VERSION_MIN) {
         snprintf(why, cap, "no transfer protocol version in common: %u to %u there, %d to %d here",

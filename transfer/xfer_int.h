@@ -93,10 +93,11 @@ struct xfer_peer {
     uint64_t id;
     enum xfer_peer_state state;
     bool incoming;
-    bool conn_open;    /* the wire's part exists */
-    bool conn_closing; /* ops->close was called */
-    uint64_t instance; /* 0 until known */
-    uint64_t expect;   /* dialled: whom we want */
+    bool conn_open;             /* the wire's part exists */
+    bool conn_closing;          /* ops->close was called */
+    uint64_t instance;          /* 0 until known */
+    struct bt_gate_token token; /* outgoing: the other end's */
+    uint64_t expect;            /* dialled: whom we want */
     uint32_t version;
     void *conn;            /* the wire's */
     enum bt_status broken; /* set by the wire; acted on by the round */

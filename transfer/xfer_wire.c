@@ -120,8 +120,8 @@ bool xfer_head_decode(const uint8_t *p, size_t n, size_t payload_bytes, struct x
     return payload_bytes > 0 || payload_max(kind) == 0;
 }
 
-/* HELLO payload: u64 expect, u32 min, u32 max, u32 fingerprint bytes, u32 layout bytes, the two strings. */
-#define HELLO_FIXED 24
+/* HELLO payload: u64 expect, u32 min, u32 max, u32 fingerprint bytes, u32 layout bytes, the token, the two strings. */
+#define HELLO_FIXED 40
 _Static_assert(HELLO_FIXED + 2 * (BT_XFER_NAME_MAX - 1) <= XFER_HELLO_MAX, "a hello fits");
 
 size_t xfer_hello_encode(const struct xfer_hello *h, uint8_t out[XFER_HELLO_MAX])
@@ -133,6 +133,7 @@ size_t xfer_hello_encode(const struct xfer_hello *h, uint8_t out[XFER_HELLO_MAX]
     put32(out + 12, h->version_max);
     put32(out + 16, (uint32_t)nf);
     put32(out + 20, (uint32_t)nl);
+    memcpy(out + 24, h->token.b, sizeof(h->token.b));
     memcpy(out + HELLO_FIXED, h->fingerprint, nf);
     memcpy(out + HELLO_FIXED + nf, h->layout, nl);
     return HELLO_FIXED + nf + nl;
@@ -147,6 +148,7 @@ bool xfer_hello_decode(const uint8_t *p, size_t n, struct xfer_hello *out)
     out->expect = get64(p);
     out->version_min = get32(p + 8);
     out->version_max = get32(p + 12);
+    memcpy(out->token.b, p + 24, sizeof(out->token.b));
     size_t nf = get32(p + 16);
     size_t nl = get32(p + 20);
     if (nf >= BT_XFER_NAME_MAX || nl >= BT_XFER_NAME_MAX || HELLO_FIXED + nf + nl != n) {
@@ -173,7 +175,8 @@ enum {
     KNOCK_AT_EXPECT = 16,      /* u64 */
     KNOCK_AT_MIN = 24,         /* u32 */
     KNOCK_AT_MAX = 28,         /* u32 */
-    KNOCK_AT_FINGERPRINT = 32, /* text, filled up with zeros */
+    KNOCK_AT_TOKEN = 32,       /* 16 */
+    KNOCK_AT_FINGERPRINT = 48, /* text, filled up with zeros */
     KNOCK_AT_LAYOUT = KNOCK_AT_FINGERPRINT + BT_XFER_NAME_MAX,
     KNOCK_AT_IPS = KNOCK_AT_LAYOUT + BT_XFER_NAME_MAX,
 
@@ -241,6 +244,7 @@ void xfer_knock_encode(const struct xfer_knock *k, uint8_t out[XFER_KNOCK_BYTES]
     put64(out + KNOCK_AT_EXPECT, k->hello.expect);
     put32(out + KNOCK_AT_MIN, k->hello.version_min);
     put32(out + KNOCK_AT_MAX, k->hello.version_max);
+    memcpy(out + KNOCK_AT_TOKEN, k->hello.token.b, sizeof(k->hello.token.b));
     memcpy(out + KNOCK_AT_FINGERPRINT, k->hello.fingerprint,
            strnlen(k->hello.fingerprint, BT_XFER_NAME_MAX - 1));
     memcpy(out + KNOCK_AT_LAYOUT, k->hello.layout, strnlen(k->hello.layout, BT_XFER_NAME_MAX - 1));
@@ -265,6 +269,7 @@ enum xfer_knock_look xfer_knock_decode(const uint8_t *p, size_t n, struct xfer_k
     out->hello.expect = get64(p + KNOCK_AT_EXPECT);
     out->hello.version_min = get32(p + KNOCK_AT_MIN);
     out->hello.version_max = get32(p + KNOCK_AT_MAX);
+    memcpy(out->hello.token.b, p + KNOCK_AT_TOKEN, sizeof(out->hello.token.b));
     out->n_ips = p[KNOCK_AT_N_IPS];
     bool right = p[KNOCK_AT_ZERO] == 0 && out->instance != 0 && out->hello.expect != 0 &&
                  out->n_ips <= XFER_IPS_MAX &&
@@ -301,7 +306,7 @@ bool xfer_answer_decode(const uint8_t p[XFER_ANSWER_BYTES], struct xfer_answer *
     unsigned verdict = p[ANSWER_AT_VERDICT];
     out->n_ips = p[ANSWER_AT_N_IPS];
     out->port = (uint16_t)get16(p + ANSWER_AT_PORT);
-    if (verdict < XFER_ENTER || verdict > XFER_NO_ROOM || out->n_ips > XFER_IPS_MAX ||
+    if (verdict < XFER_ENTER || verdict > XFER_NO_TOKEN || out->n_ips > XFER_IPS_MAX ||
         (verdict == XFER_ENTER) != (out->port != 0) || !all_zero(p + ANSWER_AT_ZERO, 14)) {
         return false;
     }

@@ -4,7 +4,7 @@
 /* The messages between two transfer rooms. Each is one active message: a header of exactly XFER_HEAD_BYTES
  * (little-endian, padding zero) and a payload. Pure functions; any thread.
  *
- *   HELLO    P -> D  payload: the instance wanted, version range, fingerprint, layout
+ *   HELLO    P -> D  payload: the instance wanted and its token, version range, fingerprint, layout
  *   WELCOME  D -> P  version: now send the test page
  *   TEST     P -> D  payload: the test page; check is its hash
  *   READY    D -> P  test page was right: the connection is up
@@ -27,14 +27,14 @@
 #include "transfer/xfer.h"
 
 #define XFER_HEAD_BYTES  64
-#define XFER_VERSION_MIN 1
-#define XFER_VERSION_MAX 1
+#define XFER_VERSION_MIN 2 /* 1 had no token */
+#define XFER_VERSION_MAX 2
 #define XFER_HELLO_MAX   (64 + 2 * BT_XFER_NAME_MAX)
 #define XFER_REFUSE_MAX  1024
 
-#define XFER_KNOCK_VERSION 1
+#define XFER_KNOCK_VERSION 2 /* 1 had no token */
 #define XFER_IPS_MAX       32
-#define XFER_KNOCK_BYTES   (544 + 20 * XFER_IPS_MAX)
+#define XFER_KNOCK_BYTES   (560 + 20 * XFER_IPS_MAX)
 #define XFER_ANSWER_BYTES  (256 + 20 * XFER_IPS_MAX)
 #define XFER_ANSWER_TEXT   232 /* with the NUL */
 
@@ -62,7 +62,8 @@ struct xfer_head {
 };
 
 struct xfer_hello {
-    uint64_t expect; /* instance wanted at the other end, 0: any */
+    uint64_t expect;            /* instance wanted at the other end, 0: any */
+    struct bt_gate_token token; /* the other end's: the proof of belonging here */
     uint32_t version_min, version_max;
     char fingerprint[BT_XFER_NAME_MAX];
     char layout[BT_XFER_NAME_MAX];
@@ -85,7 +86,7 @@ struct xfer_ip {
 
 struct xfer_knock {
     uint64_t instance;
-    struct xfer_hello hello; /* expect is not 0: naming it is the proof of belonging here */
+    struct xfer_hello hello; /* expect is not 0 */
     uint32_t n_ips;
     struct xfer_ip ips[XFER_IPS_MAX];
 };
@@ -96,6 +97,7 @@ enum xfer_verdict {
     XFER_NO_INSTANCE,
     XFER_NO_MODEL, /* or layout */
     XFER_NO_ROOM,
+    XFER_NO_TOKEN,
 };
 
 struct xfer_answer {

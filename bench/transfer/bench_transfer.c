@@ -93,6 +93,8 @@ static void d_open(struct bt_xfer *x, uint64_t peer, const struct order *o, uint
     bt_free(ids);
 }
 
+static const struct bt_gate_token token = {{1}}; /* of d_main's process */
+
 _Noreturn static void d_main(const char *tls)
 {
     int fd[2];
@@ -105,8 +107,12 @@ _Noreturn static void d_main(const char *tls)
         die("setup");
     }
     memset(pool, 1, POOL_BYTES);
-    struct bt_xfer_opts opts = {
-        .instance = 2, .listen = "127.0.0.1:0", .tls = tls, .wake = on_wake, .wake_arg = fd};
+    struct bt_xfer_opts opts = {.instance = 2,
+                                .token = token,
+                                .listen = "127.0.0.1:0",
+                                .tls = tls,
+                                .wake = on_wake,
+                                .wake_arg = fd};
     if (bt_xfer_create(&opts, &x, &err) != BT_OK) {
         die(err.msg);
     }
@@ -235,7 +241,7 @@ static void bench(const char *tls, enum bt_xfer_proto proto, const char *name, s
                              .wake = on_wake,
                              .wake_arg = p.fd};
     if (pipe(p.fd) != 0 || bt_xfer_create(&o, &p.x, &err) != BT_OK ||
-        bt_xfer_connect(p.x, address, 2, &p.peer) != BT_OK) {
+        bt_xfer_connect(p.x, address, 2, &token, &p.peer) != BT_OK) {
         die("setup");
     }
     next_event(p.x, p.fd, &ev);

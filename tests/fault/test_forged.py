@@ -4,6 +4,8 @@ What is forged between prefill and decode nodes is tested where the real wire co
 tests/unit/transfer (pages, generations, ranges) and tests/unit/decoded (tickets, grants, hand-offs).
 """
 
+import base64
+import json
 import os
 import re
 
@@ -60,6 +62,7 @@ BAD_HELLOS = {
     "version_min": {"version_min": 9, "version_max": 3},
     "name": {"name": "a\x07b"},
     "kv_layout": {"kv_layout": "a\nb"},
+    "gate_token": {"gate_token": b"short"},
 }
 
 
@@ -348,6 +351,40 @@ def test_another_routers_ticket(led):
         c.nodes.pop("prefill-5").stop()
 
 
+def forms(secret):
+    """How a secret may look in a text."""
+    return (secret, secret.hex().encode(), secret[::-1].hex().encode(), base64.b64encode(secret))
+
+
+def test_the_gate_token_is_told_to_nobody(led):
+    """Each node has its own, new at each start; no status, metric or log shows one."""
+    c, r = led
+    tokens = {name: r.session(name).hello.gate_token for name in ("prefill-0", "decode-0")}
+    assert all(len(t) == 16 and t != bytes(16) for t in tokens.values()) and len(set(tokens.values())) == 2
+    c.complete([1, 40], max_tokens=5)
+    seen = {"/v1/cluster": json.dumps(c.cluster()), "/metrics": str(c.metrics()),
+            **{f"metrics of {n}": str(node_metrics(c.nodes[n])) for n in tokens}, **{f"log of {d.name}": d.log() for d in c.daemons()}}
+    for where, text in seen.items():
+        assert text and not any(form in text.encode() for t in tokens.values() for form in forms(t)), where
+
+
+def test_a_router_from_before_the_gate_token(led):
+    """It tells of a decode node without its token: the prefill node says what is wrong, and does not dial in vain."""
+    c, r = led
+    with RogueRouter() as old:
+        wanted, c.sessions = c.sessions, old.address
+        c.start_node("prefill", 6)
+        c.sessions = wanted
+        p, d = old.session("prefill-6"), r.session("decode-0")
+        p.send(peers=pb.Peers(peers=[pb.Peer(instance=d.hello.instance, address=d.hello.transfer_address, name="decode-0")]))
+        told = wait_until("it to say so", lambda: [m.peer_state for m in list(p.got) if m.WhichOneof("m") == "peer_state"])
+        assert not told[0].reachable and "router older than this node" in told[0].text
+        p.send(peers=pb.Peers(peers=[pb.Peer(instance=d.hello.instance, address=d.hello.transfer_address, name="decode-0",
+                                             gate_token=d.hello.gate_token)]))
+        wait_until("it to connect", lambda: any(m.peer_state.reachable for m in list(p.got) if m.WhichOneof("m") == "peer_state"))
+        c.nodes.pop("prefill-6").stop()
+
+
 def test_legs_that_do_not_fit(led):
     """The two legs of a ticket have different tokens: both nodes say so, neither computes on."""
     c, r = led
@@ -379,9 +416,9 @@ def test_a_prompt_that_no_submit_announces(led):
 def test_peers_that_are_not_there(led, undisturbed):
     c, r = led
     p = r.session("prefill-0")
-    p.send(peers=pb.Peers(peers=[pb.Peer(instance=1 + i, address=a, name="x") for i, a in enumerate(
+    p.send(peers=pb.Peers(peers=[pb.Peer(instance=1 + i, address=a, name="x", gate_token=TICKET) for i, a in enumerate(
         ["127.0.0.1:9", "nonsense", "", "256.1.1.1:5", "127.0.0.1:99999", "[::]:5", "x" * 5000])]))
-    m = submit(b"nowhere".ljust(16), peer_instance=1, peer_address="127.0.0.1:9")
+    m = submit(b"nowhere".ljust(16), peer_instance=1, peer_address="127.0.0.1:9", peer_gate_token=TICKET)
     p.send(submit=m)
     assert "cannot be reached" in p.wait_end(m.ticket).text
     lines = c.nodes["prefill-0"].log().splitlines()

@@ -20,7 +20,8 @@ static void admit(void *arg, const struct xfer_knock *k, const struct sockaddr_s
 {
     struct bt_xfer *x = arg;
     (void)from;
-    if (k->hello.expect != x->o.instance || k->instance == 0 || k->n_ips > XFER_IPS_MAX) {
+    if (k->hello.expect != x->o.instance || memcmp(&k->hello.token, &x->o.token, 16) != 0 ||
+        k->instance == 0 || k->n_ips > XFER_IPS_MAX) {
         abort();
     }
     n_admitted++;
@@ -79,8 +80,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 {
     struct bt_xfer_hub *hub;
     struct bt_xfer *x;
-    struct bt_xfer_opts o = {
-        .manual = true, .instance = 2, .listen = "loop:d", .fingerprint = "m", .layout = "k"};
+    struct bt_xfer_opts o = {.manual = true,
+                             .instance = 2,
+                             .token = {"0123456789abcde"},
+                             .listen = "loop:d",
+                             .fingerprint = "m",
+                             .layout = "k"};
     bt_log_setup(BT_LOG_ERROR, BT_LOG_TEXT);
     if (n == 0 || bt_xfer_hub_create(NULL, &hub) != BT_OK) {
         return 0;

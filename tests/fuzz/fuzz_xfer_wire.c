@@ -54,8 +54,12 @@ static bool rig_start(struct rig *r)
 {
     uint64_t peer;
     memset(r, 0, sizeof(*r));
-    struct bt_xfer_opts o = {
-        .manual = true, .instance = 2, .listen = "loop:d", .fingerprint = "m", .layout = "k"};
+    struct bt_xfer_opts o = {.manual = true,
+                             .instance = 2,
+                             .token = {"0123456789abcde"},
+                             .listen = "loop:d",
+                             .fingerprint = "m",
+                             .layout = "k"};
     if (bt_xfer_hub_create(NULL, &r->hub) != BT_OK) {
         return false;
     }
@@ -67,7 +71,7 @@ static bool rig_start(struct rig *r)
     o.listen = NULL;
     o.instance = 1;
     return bt_xfer_create(&o, &r->p, NULL) == BT_OK &&
-           bt_xfer_connect(r->p, "loop:d", 2, &peer) == BT_OK;
+           bt_xfer_connect(r->p, "loop:d", 2, &o.token, &peer) == BT_OK;
 }
 
 static void open_landing(struct rig *r)

@@ -637,7 +637,7 @@ static void world_start_with_window(struct world *w, unsigned seed, uint32_t win
                                .n_layers = {N_LAYERS},
                                .park_ns = 1000000,
                                .transfer_ns = 1000000};
-    struct bt_msg_peer peer = {D_INSTANCE, "d", "d"};
+    struct bt_msg_peer peer = {.instance = D_INSTANCE, .address = "d", .name = "d"};
 
     CHECK_EQ(bt_pf_core_create(&po, &w->p), BT_OK);
     CHECK_EQ(bt_dc_core_create(&dopts, &w->d), BT_OK);
@@ -1382,7 +1382,7 @@ static size_t count_unreachable(const struct world *w)
 static void test_later_router_hears_of_cut_peer(void)
 {
     static struct world w;
-    struct bt_msg_peer peer = {D_INSTANCE, "d", "d"};
+    struct bt_msg_peer peer = {.instance = D_INSTANCE, .address = "d", .name = "d"};
 
     world_start(&w, 1);
     bt_pf_on_peers(w.p, w.now, &peer, 1);
@@ -1398,6 +1398,39 @@ static void test_later_router_hears_of_cut_peer(void)
     bt_pf_on_peers(w.p, w.now, &peer, 1);
     CHECK_EQ(count_unreachable(&w), 0);
     world_check_idle(&w);
+}
+
+/* The token that a peer's gate asks for goes into the dialling, whoever told it: a list or a submit. */
+static void test_gate_token(void)
+{
+    static struct world w;
+    struct bt_msg_peer peer = {.instance = D_INSTANCE, .address = "d", .name = "d"};
+    uint32_t token = 5;
+    struct bt_msg_submit s = {.ticket = {"0123456789abcde"},
+                              .n_tokens = 1,
+                              .tokens = &token,
+                              .n_prompt = 1,
+                              .sampling = {.max_tokens = 4, .top_p = 1},
+                              .peer_instance = D_INSTANCE + 1,
+                              .peer_address = "e",
+                              .peer_gate_token = {{8}}};
+
+    world_start(&w, 1);
+    const struct bt_pf_actions *list = bt_pf_core_actions(w.p);
+
+    bt_pf_on_peer_down(w.p, w.now, CONN, "test");
+    peer.gate_token.b[0] = 9;
+    bt_pf_on_peers(w.p, w.now, &peer, 1);
+    peer.gate_token.b[0] = 0; /* an older router, which knows of none */
+    w.now += 1000;
+    bt_pf_on_peers(w.p, w.now, &peer, 1);
+    CHECK(list->n == 2 && list->items[1].kind == BT_PF_CONNECT);
+    CHECK_EQ(list->items[1].gate_token.b[0], 9);
+    bt_pf_on_submit(w.p, w.now, 0, &s);
+    CHECK(list->n > 0 && list->items[0].kind == BT_PF_CONNECT);
+    CHECK(list->items[0].instance == D_INSTANCE + 1 && list->items[0].gate_token.b[0] == 8);
+    bt_pf_core_destroy(w.p);
+    bt_dc_core_destroy(w.d);
 }
 
 /* An engine that did not take a job is not told of its end. */
@@ -1582,6 +1615,7 @@ int main(void)
     test_second_grant_is_stale();
     test_submit_refused_by_engine();
     test_later_router_hears_of_cut_peer();
+    test_gate_token();
     for (unsigned seed = 1; seed <= 2000; seed++) {
         test_random_order(seed);
         test_cached(seed);

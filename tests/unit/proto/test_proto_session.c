@@ -55,7 +55,8 @@ static void test_strings(void)
 /* Instance 0 means "no peer" everywhere else. */
 static void test_peer_without_instance(void)
 {
-    struct bt_msg_peer list[2] = {{1, "127.0.0.1:1", "a"}, {0, "127.0.0.1:2", "b"}};
+    struct bt_msg_peer list[2] = {{.instance = 1, .address = "127.0.0.1:1", .name = "a"},
+                                  {.instance = 0, .address = "127.0.0.1:2", .name = "b"}};
     struct bt_from_router in = {.kind = BT_FROM_ROUTER_PEERS, .peers = {2, list}}, out;
 
     bt_arena_reset(&arena);
@@ -148,6 +149,54 @@ static void test_resend(void)
     }
 }
 
+/* Gate tokens: 16 bytes arrive as they are, none as none, other lengths are refused by name. */
+static void test_gate_tokens(void)
+{
+    static const uint32_t tokens[] = {5};
+    const struct bt_gate_token secret = {"0123456789abcde"}, none = {{0}};
+    struct bt_from_daemon hello = {.kind = BT_FROM_DAEMON_HELLO,
+                                   .hello = {.role = BT_ROLE_DECODE, .instance = 1}},
+                          hello_out;
+    struct bt_msg_peer peer = {.instance = 1};
+    struct bt_from_router out,
+        in[] = {{.kind = BT_FROM_ROUTER_PEERS, .peers = {1, &peer}},
+                {.kind = BT_FROM_ROUTER_SUBMIT,
+                 .submit = {.n_tokens = 1,
+                            .tokens = tokens,
+                            .n_prompt = 1,
+                            .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = 1}}}};
+
+    for (unsigned set = 0; set < 2; set++) {
+        const struct bt_gate_token *want = set ? &secret : &none;
+
+        hello.hello.gate_token = peer.gate_token = in[1].submit.peer_gate_token = *want;
+        CHECK_EQ(through(&hello, &hello_out), BT_OK);
+        CHECK(bt_gate_token_equal(&hello_out.hello.gate_token, want));
+        for (unsigned i = 0; i < 2; i++) {
+            bt_buf_clear(&buf);
+            CHECK_EQ(bt_from_router_encode(&in[i], &buf), BT_OK);
+            CHECK_EQ(bt_from_router_decode(buf.data, buf.len, &arena, &out, &err), BT_OK);
+            CHECK(bt_gate_token_equal(
+                i == 0 ? &out.peers.peers[0].gate_token : &out.submit.peer_gate_token, want));
+        }
+    }
+    CHECK(bt_gate_token_is_set(&secret) && !bt_gate_token_is_set(&none));
+    /* FromDaemon{hello{role "both", instance 1, gate_token of 3 bytes}}, FromRouter{peers{peer{instance 1, gate_token}}} */
+    static const uint8_t short_hello[] = "\x0a\x15\x1a\x04"
+                                         "both"
+                                         "\x21\1\0\0\0\0\0\0\0\xa2\x01\x03"
+                                         "abc";
+    static const uint8_t short_peer[] = "\x22\x10\x0a\x0e\x09\1\0\0\0\0\0\0\0\x22\x03"
+                                        "abc";
+
+    CHECK_EQ(bt_from_daemon_decode(short_hello, sizeof short_hello - 1, &arena, &hello_out, &err),
+             BT_ERR_PROTOCOL);
+    CHECK(strstr(err.msg, "hello.gate_token") != NULL);
+    CHECK_EQ(bt_from_router_decode(short_peer, sizeof short_peer - 1, &arena, &out, &err),
+             BT_ERR_PROTOCOL);
+    CHECK(strstr(err.msg, "peers.gate_token") != NULL);
+}
+
 static void test_roles(void)
 {
     for (enum bt_role r = BT_ROLE_PREFILL; r <= BT_ROLE_BOTH; r++) {
@@ -200,6 +249,7 @@ int main(void)
     test_strings();
     test_measured();
     test_prefix_blocks();
+    test_gate_tokens();
     test_roles();
     test_leg();
     test_peer_without_instance();

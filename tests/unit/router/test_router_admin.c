@@ -1,12 +1,8 @@
 /* What the router's core does when it is told to take nodes out of service. */
 
 #include <string.h>
-#include "base/clock.h"
 #include "base/mem.h"
-#include "router/router_core.h"
-#include "tests/check.h"
-
-#define MS BT_NS_PER_MS
+#include "tests/unit/router/core_fixture.h"
 
 static struct bt_rt_core *core;
 static uint64_t now, told[16], submitted[16];
@@ -35,19 +31,7 @@ static void drain_actions(void)
 
 static void begin(void)
 {
-    static const struct bt_rt_opts opts = {.instance = 9,
-                                           .name = "r",
-                                           .seed = {1, 2},
-                                           .seqs_max = 64,
-                                           .queue_max = 8,
-                                           .nodes_max = 16,
-                                           .attempts_max = 4,
-                                           .queue_ns = 30000 * MS,
-                                           .grace_ns = 1000 * MS,
-                                           .migrate_ns = 5000 * MS,
-                                           .lease_ns = 3000 * MS,
-                                           .heartbeat_ns = 250 * MS,
-                                           .backoff_ns = 20 * MS};
+    const struct bt_rt_opts opts = fixture_opts();
 
     now = 1000 * MS;
     n_told = n_submitted = n_ends = 0;
@@ -64,21 +48,12 @@ static void end(void)
 static uint64_t join(enum bt_role role, uint64_t instance, const char *name, uint64_t model,
                      uint32_t version)
 {
-    uint64_t session = bt_rt_on_session(core, now);
-    struct bt_from_daemon m = {.kind = BT_FROM_DAEMON_HELLO,
-                               .hello = {.version_min = 1,
-                                         .version_max = version,
-                                         .role = role,
-                                         .instance = instance,
-                                         .name = name,
-                                         .fingerprint = model,
-                                         .numerics = "f32",
-                                         .kv_layout = "L",
-                                         .model_name = "m",
-                                         .transfer_address = "127.0.0.1:9",
-                                         .backend = "cpu"}};
+    struct bt_msg_hello h = fixture_hello(role, instance, name);
 
-    bt_rt_on_message(core, now, session, &m);
+    h.fingerprint = model;
+    h.version_max = version;
+    uint64_t session = fixture_join(core, now, &h);
+
     drain_actions();
     return session;
 }
@@ -98,17 +73,8 @@ static const char *drain(const char *node, bool force, enum bt_status want, uint
 static void ask(void)
 {
     static const uint32_t prompt[] = {1, 2, 3};
-    struct bt_sampling sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = 3};
-    uint64_t seq = 0;
 
-    CHECK_EQ(bt_rt_seq_start(core, now,
-                             &(struct bt_rt_seq_start){.request_id = "r",
-                                                       .tokens = prompt,
-                                                       .n_prompt = 3,
-                                                       .sampling = &sampling,
-                                                       .deadline = UINT64_MAX},
-                             &seq),
-             BT_OK);
+    (void)fixture_ask(core, now, prompt, 3, 3, false, BT_OK);
     drain_actions();
 }
 

@@ -2,13 +2,10 @@
  * guesses for a while only, and lets a hot prefix draw no more work than it saves. */
 
 #include <string.h>
-#include "base/clock.h"
 #include "base/mem.h"
-#include "router/router_core.h"
 #include "sched/prefix_hash.h"
-#include "tests/check.h"
+#include "tests/unit/router/core_fixture.h"
 
-#define MS       BT_NS_PER_MS
 #define N_P      4u
 #define N_TOKENS 2048u
 #define BLOCKS   (N_TOKENS / 64)
@@ -32,29 +29,16 @@ static void drain(void)
 
 static uint64_t join(enum bt_role role, uint64_t instance, uint32_t page_tokens)
 {
-    uint64_t session = bt_rt_on_session(core, now);
     char name[8] = {'n', (char)('0' + instance)};
-    struct bt_from_daemon m = {.kind = BT_FROM_DAEMON_HELLO,
-                               .hello = {.version_min = 1,
-                                         .version_max = 1,
-                                         .role = role,
-                                         .instance = instance,
-                                         .name = name,
-                                         .fingerprint = 77,
-                                         .numerics = "f32",
-                                         .kv_layout = "L",
-                                         .model_name = "m",
-                                         .transfer_address = "127.0.0.1:9",
-                                         .backend = "cpu",
-                                         .page_tokens = page_tokens,
-                                         .n_pages = 100000,
-                                         .max_batch = 1024,
-                                         .max_tokens = 8192,
-                                         .context = 8192,
-                                         .vocab = 2000,
-                                         .chunk_tokens = 16384}};
+    struct bt_msg_hello h = fixture_hello(role, instance, name);
 
-    bt_rt_on_message(core, now, session, &m);
+    h.page_tokens = page_tokens;
+    h.n_pages = 100000;
+    h.max_batch = 1024;
+    h.max_tokens = h.context = 8192;
+    h.chunk_tokens = 16384;
+    uint64_t session = fixture_join(core, now, &h);
+
     drain();
     return session;
 }
@@ -69,22 +53,12 @@ static void tell(uint64_t session, const struct bt_msg_prefix_blocks *b)
 
 static void begin(uint32_t page_tokens)
 {
-    static const struct bt_rt_opts opts = {.instance = 9,
-                                           .name = "r",
-                                           .seed = {1, 2},
-                                           .seqs_max = 1024,
-                                           .queue_max = 8,
-                                           .nodes_max = 16,
-                                           .attempts_max = 4,
-                                           .queue_ns = 30000 * MS,
-                                           .grace_ns = 1000 * MS,
-                                           .migrate_ns = 5000 * MS,
-                                           .progress_ns = 600000 * MS,
-                                           .lease_ns = 900000 * MS,
-                                           .heartbeat_ns = 250 * MS,
-                                           .backoff_ns = 20 * MS};
+    struct bt_rt_opts opts = fixture_opts();
 
     now = 1000 * MS;
+    opts.seqs_max = 1024;
+    opts.progress_ns = 600000 * MS;
+    opts.lease_ns = 900000 * MS;
     CHECK_EQ(bt_rt_core_create(&opts, &core), BT_OK);
     d = join(BT_ROLE_DECODE, 9, page_tokens);
     for (uint32_t i = 0; i < N_P; i++) {
@@ -124,21 +98,12 @@ static uint32_t start(uint32_t kind, uint32_t n_shared, uint32_t n_tokens)
 {
     static uint32_t unique;
     uint32_t prompt[N_TOKENS + 64];
-    struct bt_sampling sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = 2};
-    uint64_t seq = 0;
 
     for (uint32_t i = 0; i < n_tokens; i++) {
         prompt[i] = i < n_shared ? token_of(kind, i) : 1 + (unique++ * 2654435761U >> 8) % 1999;
     }
     went = 0;
-    CHECK_EQ(bt_rt_seq_start(core, now,
-                             &(struct bt_rt_seq_start){.request_id = "r",
-                                                       .tokens = prompt,
-                                                       .n_prompt = n_tokens,
-                                                       .sampling = &sampling,
-                                                       .deadline = UINT64_MAX},
-                             &seq),
-             BT_OK);
+    (void)fixture_ask(core, now, prompt, n_tokens, 2, false, BT_OK);
     drain();
     for (uint32_t i = 0; i < N_P; i++) {
         if (p[i] == went) {

@@ -2,12 +2,9 @@
  */
 
 #include <stdlib.h>
-#include "base/clock.h"
 #include "base/mem.h"
-#include "router/router_core.h"
-#include "tests/check.h"
+#include "tests/unit/router/core_fixture.h"
 
-#define MS          BT_NS_PER_MS
 #define PROGRESS_MS UINT64_C(60000)
 
 static struct bt_rt_core *core;
@@ -113,22 +110,10 @@ static void clear(void)
 
 static void begin(void)
 {
-    static const struct bt_rt_opts opts = {.instance = 9,
-                                           .name = "r",
-                                           .seed = {1, 2},
-                                           .seqs_max = 64,
-                                           .queue_max = 8,
-                                           .nodes_max = 16,
-                                           .attempts_max = 4,
-                                           .queue_ns = 30000 * MS,
-                                           .grace_ns = 1000 * MS,
-                                           .migrate_ns = 5000 * MS,
-                                           .progress_ns = PROGRESS_MS * MS,
-                                           .lease_ns = 3000 * MS,
-                                           .heartbeat_ns = 250 * MS,
-                                           .backoff_ns = 20 * MS};
+    struct bt_rt_opts opts = fixture_opts();
 
     now = 1000 * MS;
+    opts.progress_ns = PROGRESS_MS * MS;
     ready = false;
     clear();
     CHECK_EQ(bt_rt_core_create(&opts, &core), BT_OK);
@@ -144,27 +129,12 @@ static void end(void)
 static uint64_t join_as(enum bt_role role, uint64_t instance, const char *name,
                         uint64_t fingerprint, uint32_t pages)
 {
-    uint64_t session = bt_rt_on_session(core, now);
-    struct bt_from_daemon m = {.kind = BT_FROM_DAEMON_HELLO,
-                               .hello = {.version_min = 1,
-                                         .version_max = 1,
-                                         .role = role,
-                                         .instance = instance,
-                                         .name = name,
-                                         .fingerprint = fingerprint,
-                                         .numerics = "f32",
-                                         .kv_layout = "L",
-                                         .model_name = "m",
-                                         .transfer_address = "127.0.0.1:9",
-                                         .backend = "cpu",
-                                         .page_tokens = 16,
-                                         .n_pages = pages,
-                                         .max_batch = 8,
-                                         .max_tokens = 512,
-                                         .context = 512,
-                                         .vocab = 2000}};
+    struct bt_msg_hello h = fixture_hello(role, instance, name);
 
-    bt_rt_on_message(core, now, session, &m);
+    h.fingerprint = fingerprint;
+    h.n_pages = pages;
+    uint64_t session = fixture_join(core, now, &h);
+
     drain();
     return session;
 }
@@ -177,17 +147,8 @@ static uint64_t join(enum bt_role role, uint64_t instance, const char *name)
 static uint64_t start_n(uint32_t n_prompt, uint32_t max_tokens, enum bt_status want)
 {
     static const uint32_t prompt[600] = {11, 12, 13};
-    struct bt_sampling sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = max_tokens};
-    uint64_t seq = 0;
+    uint64_t seq = fixture_ask(core, now, prompt, n_prompt, max_tokens, false, want);
 
-    CHECK_EQ(bt_rt_seq_start(core, now,
-                             &(struct bt_rt_seq_start){.request_id = "r",
-                                                       .tokens = prompt,
-                                                       .n_prompt = n_prompt,
-                                                       .sampling = &sampling,
-                                                       .deadline = UINT64_MAX},
-                             &seq),
-             want);
     drain();
     return seq;
 }

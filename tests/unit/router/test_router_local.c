@@ -2,12 +2,8 @@
  * such an attempt fails. */
 
 #include <string.h>
-#include "base/clock.h"
 #include "base/mem.h"
-#include "router/router_core.h"
-#include "tests/check.h"
-
-#define MS BT_NS_PER_MS
+#include "tests/unit/router/core_fixture.h"
 
 static struct bt_rt_core *core;
 static uint64_t now;
@@ -18,7 +14,10 @@ static struct {
     uint64_t peer;
     enum bt_role leg;
     bool prompt_logprobs;
+    struct bt_gate_token token;
 } submits[256];
+static struct bt_msg_peer peer_told; /* the last of the last list */
+static size_t n_peers_told;          /* how many it had */
 static size_t n_submits, n_cancels, n_ends, n_tokens, n_plp;
 static struct bt_rt_end last_end;
 static char end_text[256];
@@ -37,9 +36,13 @@ static void drain(void)
             submits[n_submits].n_tokens = (uint32_t)m->n_tokens;
             submits[n_submits].peer = m->peer_instance;
             submits[n_submits].leg = m->leg;
+            submits[n_submits].token = m->peer_gate_token;
             submits[n_submits++].prompt_logprobs = m->prompt_logprobs;
         } else if (a.kind == BT_RT_SEND && a.send.kind == BT_FROM_ROUTER_CANCEL) {
             n_cancels++;
+        } else if (a.kind == BT_RT_SEND && a.send.kind == BT_FROM_ROUTER_PEERS) {
+            n_peers_told = a.send.peers.n;
+            peer_told = n_peers_told > 0 ? a.send.peers.peers[n_peers_told - 1] : peer_told;
         } else if (a.kind == BT_RT_TOKENS) {
             n_tokens += a.tokens.n;
         } else if (a.kind == BT_RT_PROMPT_LOGPROBS) {
@@ -56,23 +59,12 @@ static void drain(void)
 
 static void begin(enum bt_rt_local local, uint32_t local_tokens)
 {
-    const struct bt_rt_opts opts = {.instance = 9,
-                                    .name = "r",
-                                    .seed = {1, 2},
-                                    .seqs_max = 64,
-                                    .queue_max = 32,
-                                    .nodes_max = 16,
-                                    .attempts_max = 4,
-                                    .queue_ns = 30000 * MS,
-                                    .grace_ns = 1000 * MS,
-                                    .migrate_ns = 5000 * MS,
-                                    .progress_ns = 60000 * MS,
-                                    .lease_ns = 30000 * MS,
-                                    .heartbeat_ns = 250 * MS,
-                                    .backoff_ns = 20 * MS,
-                                    .local_prefill = local,
-                                    .local_tokens = local_tokens};
+    struct bt_rt_opts opts = fixture_opts();
 
+    opts.queue_max = 32;
+    opts.lease_ns = 30000 * MS;
+    opts.local_prefill = local;
+    opts.local_tokens = local_tokens;
     now = 100000 * MS;
     n_submits = n_cancels = n_ends = n_tokens = n_plp = 0;
     ready = false;
@@ -85,32 +77,23 @@ static void end(void)
     CHECK_EQ(bt_test_live_bytes(), 0);
 }
 
-static uint64_t join(enum bt_role role, uint64_t instance, uint32_t version)
+static uint64_t join_with(enum bt_role role, uint64_t instance, uint32_t version, uint8_t token)
 {
-    uint64_t session = bt_rt_on_session(core, now);
-    struct bt_from_daemon m = {.kind = BT_FROM_DAEMON_HELLO,
-                               .hello = {.version_min = 1,
-                                         .version_max = version,
-                                         .role = role,
-                                         .instance = instance,
-                                         .name = role == BT_ROLE_PREFILL ? "p" : "d",
-                                         .fingerprint = 77,
-                                         .numerics = "f32",
-                                         .kv_layout = "L",
-                                         .model_name = "m",
-                                         .transfer_address = "127.0.0.1:9",
-                                         .backend = "cpu",
-                                         .page_tokens = 16,
-                                         .n_pages = 1000,
-                                         .max_batch = 8,
-                                         .max_tokens = 4096,
-                                         .context = 4096,
-                                         .vocab = 2000,
-                                         .chunk_tokens = 512}};
+    struct bt_msg_hello h = fixture_hello(role, instance, role == BT_ROLE_PREFILL ? "p" : "d");
 
-    bt_rt_on_message(core, now, session, &m);
+    h.version_max = version;
+    h.max_tokens = h.context = 4096;
+    h.chunk_tokens = 512;
+    h.gate_token.b[3] = token;
+    uint64_t session = fixture_join(core, now, &h);
+
     drain();
     return session;
+}
+
+static uint64_t join(enum bt_role role, uint64_t instance, uint32_t version)
+{
+    return join_with(role, instance, version, 0);
 }
 
 /* A node's report: prompt tokens a second, ms of a decode step, sequences in its batch. */
@@ -130,18 +113,8 @@ static void load(uint64_t session, double speed, double step, uint32_t running, 
 static uint64_t ask(uint32_t n_prompt, uint32_t max_tokens, bool echo)
 {
     static const uint32_t prompt[4000] = {11, 12, 13};
-    struct bt_sampling sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = max_tokens};
-    uint64_t seq = 0;
+    uint64_t seq = fixture_ask(core, now, prompt, n_prompt, max_tokens, echo, BT_OK);
 
-    CHECK_EQ(bt_rt_seq_start(core, now,
-                             &(struct bt_rt_seq_start){.request_id = "r",
-                                                       .tokens = prompt,
-                                                       .n_prompt = n_prompt,
-                                                       .sampling = &sampling,
-                                                       .prompt_logprobs = echo,
-                                                       .deadline = UINT64_MAX},
-                             &seq),
-             BT_OK);
     drain();
     return seq;
 }
@@ -224,21 +197,49 @@ static void test_version(void)
     end();
 }
 
-/* Pages do not pass between nodes from before and after the gate. */
+/* Pages pass only between nodes that expect the same at the transfer port: nothing, an instance, a token. */
 static void test_gate(void)
 {
+    static const struct {
+        uint32_t version;
+        uint8_t token;
+    } gates[] = {{1, 0}, {2, 0}, {2, 7}};
     struct bt_rt_node_info info;
-    uint32_t pos = 0;
 
-    begin(BT_RT_LOCAL_NEVER, 0);
-    (void)join(BT_ROLE_PREFILL, 1, 2);
-    (void)join(BT_ROLE_DECODE, 2, 1);
-    CHECK(!ready);
-    while (bt_rt_core_node(core, &pos, &info)) {
-        CHECK(strstr(info.state, "protocol version") != NULL);
+    for (unsigned i = 0; i < 9; i++) {
+        uint32_t pos = 0;
+
+        begin(BT_RT_LOCAL_NEVER, 0);
+        (void)join_with(BT_ROLE_PREFILL, 1, gates[i / 3].version, gates[i / 3].token);
+        (void)join_with(BT_ROLE_DECODE, 2, gates[i % 3].version,
+                        (uint8_t)(2 * gates[i % 3].token)); /* each has its own */
+        CHECK_EQ(ready, i / 3 == i % 3);
+        while (!ready && bt_rt_core_node(core, &pos, &info)) {
+            CHECK(strstr(info.state, "mismatch: the gate at the transfer port") != NULL);
+        }
+        end();
     }
-    (void)join(BT_ROLE_DECODE, 3, 2);
-    CHECK(ready);
+}
+
+/* A decode node's token goes to prefill nodes that may use it, with lists and with prompts, and to nobody else. */
+static void test_gate_token(void)
+{
+    begin(BT_RT_LOCAL_NEVER, 0);
+    uint64_t p = join_with(BT_ROLE_PREFILL, 1, 2, 5);
+
+    n_peers_told = 0;
+    (void)join(BT_ROLE_DECODE, 2, 2); /* from before it */
+    CHECK_EQ(n_peers_told, 0);
+    uint64_t d = join_with(BT_ROLE_DECODE, 3, 2, 6);
+
+    CHECK_EQ(n_peers_told, 1);
+    CHECK(peer_told.instance == 3 && peer_told.gate_token.b[3] == 6);
+    (void)ask(30, 3, false);
+    CHECK_EQ(n_submits, 2);
+    for (size_t i = 0; i < 2; i++) {
+        CHECK(submits[i].session == p || submits[i].session == d);
+        CHECK_EQ(submits[i].token.b[3], submits[i].session == p ? 6 : 0);
+    }
     end();
 }
 
@@ -449,6 +450,7 @@ int main(void)
     test_tokens();
     test_version();
     test_gate();
+    test_gate_token();
     test_without_prefill_node();
     test_echo();
     test_auto();

@@ -84,6 +84,7 @@ static struct xfer_knock knock_of(const struct side *d)
     struct xfer_knock k = {
         .instance = 77,
         .hello = {.expect = d->instance,
+                  .token = test_token,
                   .version_min = XFER_VERSION_MIN,
                   .version_max = XFER_VERSION_MAX,
                   .fingerprint = "tiny/f32/v1",
@@ -168,8 +169,18 @@ static void test_refused(const struct world *w)
     k.hello.expect ^= 1;
     CHECK_EQ(say(&d, &k, XFER_KNOCK_BYTES, out), XFER_ANSWER_BYTES);
     CHECK(xfer_answer_decode(out, &a) && a.verdict == XFER_NO_INSTANCE && a.port == 0);
-    CHECK(strstr(a.text, "1122334455667788") == NULL); /* the secret */
     COUNTED(&d, gate_refused, ++n);
+    for (unsigned bit = 0; bit < 128;
+         bit += 5) { /* anybody may know the instance; this is the proof */
+        k = knock_of(&d);
+        k.hello.token.b[bit / 8] ^= (uint8_t)(1u << bit % 8);
+        CHECK_EQ(say(&d, &k, XFER_KNOCK_BYTES, out), XFER_ANSWER_BYTES);
+        CHECK(xfer_answer_decode(out, &a) && a.verdict == XFER_NO_TOKEN && a.port == 0);
+        CHECK(strstr(a.text, "gate token") != NULL);
+        CHECK(memmem(out, sizeof(out), test_token.b, 4) == NULL);
+        COUNTED(&d, gate_refused, ++n);
+    }
+    k = knock_of(&d);
     k.hello.expect = 0; /* nobody in particular: not even a greeting */
     CHECK_EQ(say(&d, &k, XFER_KNOCK_BYTES, out), 0);
     COUNTED(&d, gate_garbage, 1);

@@ -77,7 +77,7 @@ static int child_main(const char *role, const char *tls, const char *address)
         open_landings(&s, ev.peer, mem);
     } else {
         uint64_t peer;
-        CHECK_EQ(bt_xfer_connect(s.x, address, 2, &peer), BT_OK);
+        CHECK_EQ(bt_xfer_connect(s.x, address, 2, &test_token, &peer), BT_OK);
         CHECK(side_wait(&s, BT_XFER_CTRL, &ev, WAIT_MS));
         bt_xfer_event_free(&ev);
         push_tickets(&s, peer, mem);
@@ -233,7 +233,7 @@ static void strike_d(const char *tls, int sig, unsigned rounds, struct result *r
         pid_t pid = child_start("d", tls, "-", &out);
         CHECK(fgets(address, sizeof(address), out) != NULL);
         address[strcspn(address, "\n")] = 0;
-        CHECK_EQ(bt_xfer_connect(p.x, address, 2, &peer), BT_OK);
+        CHECK_EQ(bt_xfer_connect(p.x, address, 2, &test_token, &peer), BT_OK);
         CHECK(side_wait(&p, BT_XFER_CTRL, &ev, WAIT_MS));
         bt_xfer_event_free(&ev);
         push_tickets(&p, peer, mem);

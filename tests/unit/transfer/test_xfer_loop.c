@@ -212,7 +212,7 @@ static void test_killed(uint64_t who)
     CHECK_EQ(bt_xfer_land_close(s.d.x, l.ticket, 4), BT_OK);
     CHECK(side_wait(&s.d, BT_XFER_LAND_CLOSED, &ev, WAIT_MS));
     CHECK(side_wait(&s.p, BT_XFER_PUSHED, &ev, WAIT_MS));
-    CHECK_EQ(bt_xfer_connect(s.p.x, "loop:2", 2, &s.pd), BT_OK);
+    CHECK_EQ(bt_xfer_connect(s.p.x, "loop:2", 2, &test_token, &s.pd), BT_OK);
     CHECK(side_wait(&s.p, BT_XFER_PEER_DOWN, &ev, WAIT_MS));
     pair_stop(&s);
 }
@@ -230,7 +230,7 @@ static void test_damage(void)
     CHECK_EQ(bt_xfer_hub_create(&f, &w.hub), BT_OK);
     side_start(&d, &w, &od, 2, true);
     side_start(&p, &w, &op, 1, false);
-    CHECK_EQ(bt_xfer_connect(p.x, "loop:2", 2, &id), BT_OK);
+    CHECK_EQ(bt_xfer_connect(p.x, "loop:2", 2, &test_token, &id), BT_OK);
     CHECK(side_wait(&p, BT_XFER_PEER_DOWN, &ev, WAIT_MS));
     CHECK_EQ(ev.status, BT_ERR_PROTOCOL);
     CHECK(strstr(ev.text, "test page") != NULL);
@@ -278,7 +278,7 @@ static void test_replaced(void)
     struct bt_xfer_event ev;
     uint64_t again;
     pair_start(&s, NULL, NULL);
-    CHECK_EQ(bt_xfer_connect(s.p.x, "loop:2", 2, &again), BT_OK);
+    CHECK_EQ(bt_xfer_connect(s.p.x, "loop:2", 2, &test_token, &again), BT_OK);
     CHECK(side_wait(&s.d, BT_XFER_PEER_DOWN, &ev, WAIT_MS));
     CHECK_EQ(ev.peer, s.dp);
     CHECK(side_wait(&s.d, BT_XFER_PEER_UP, &ev, WAIT_MS));
@@ -298,11 +298,12 @@ static void test_manual(void)
     uint64_t id, now = 0;
     unsigned ups = 0, downs = 0;
     CHECK_EQ(bt_xfer_hub_create(NULL, &hub), BT_OK);
-    struct bt_xfer_opts o = {.hub = hub, .manual = true, .instance = 2, .listen = "loop:d"};
+    struct bt_xfer_opts o = {
+        .hub = hub, .manual = true, .instance = 2, .token = test_token, .listen = "loop:d"};
     CHECK_EQ(bt_xfer_create(&o, &d, NULL), BT_OK);
     o = (struct bt_xfer_opts){.hub = hub, .manual = true, .instance = 1};
     CHECK_EQ(bt_xfer_create(&o, &p, NULL), BT_OK);
-    CHECK_EQ(bt_xfer_connect(p, "loop:d", 2, &id), BT_OK);
+    CHECK_EQ(bt_xfer_connect(p, "loop:d", 2, &test_token, &id), BT_OK);
     for (int i = 0; i < 2000; i++) {
         now += 10 * BT_NS_PER_MS;
         if (i == 1000) {
@@ -361,7 +362,7 @@ static bool relay_once(struct bt_xfer *p, struct bt_xfer *d)
                              .base = src,
                              .n_pages = 2,
                              .page_ids = ids};
-    if (bt_xfer_connect(p, "loop:d", 2, &pd) != BT_OK ||
+    if (bt_xfer_connect(p, "loop:d", 2, &test_token, &pd) != BT_OK ||
         !step_both(p, d, &now, d, BT_XFER_PEER_UP, &dp)) {
         return false;
     }
@@ -392,7 +393,8 @@ static void test_no_memory(void)
         struct bt_xfer *p = NULL, *d = NULL;
         bt_test_fail_alloc(nth);
         bool ok = bt_xfer_hub_create(NULL, &hub) == BT_OK;
-        struct bt_xfer_opts od = {.hub = hub, .manual = true, .instance = 2, .listen = "loop:d"};
+        struct bt_xfer_opts od = {
+            .hub = hub, .manual = true, .instance = 2, .token = test_token, .listen = "loop:d"};
         struct bt_xfer_opts op = {.hub = hub, .manual = true, .instance = 1};
         ok = ok && bt_xfer_create(&od, &d, NULL) == BT_OK &&
              bt_xfer_create(&op, &p, NULL) == BT_OK && relay_once(p, d);

@@ -22,7 +22,7 @@ static void test_v6_loopback(const struct world *w)
     struct bt_xfer_opts op = {0};
 
     side_start(&p, w, &op, 1, false);
-    CHECK_EQ(bt_xfer_connect(p.x, "[::1]:1", 7, &peer), BT_OK);
+    CHECK_EQ(bt_xfer_connect(p.x, "[::1]:1", 7, &test_token, &peer), BT_OK);
     CHECK(side_wait(&p, BT_XFER_PEER_DOWN, &ev, 5000));
     side_stop(&p);
 }

@@ -525,7 +525,7 @@ static void test_many_tickets(const struct world *w)
 }
 
 static void refused(const struct world *w, const char *fingerprint, const char *layout,
-                    uint64_t expect, const char *word)
+                    uint64_t expect, const struct bt_gate_token *token, const char *word)
 {
     struct bt_xfer_opts op = {.fingerprint = fingerprint, .layout = layout}, od = {0};
     struct side p, d;
@@ -535,7 +535,7 @@ static void refused(const struct world *w, const char *fingerprint, const char *
 
     side_start(&d, w, &od, 2, true);
     side_start(&p, w, &op, 1, false);
-    CHECK_EQ(bt_xfer_connect(p.x, bt_xfer_address(d.x), expect, &pd), BT_OK);
+    CHECK_EQ(bt_xfer_connect(p.x, bt_xfer_address(d.x), expect, token, &pd), BT_OK);
     CHECK(side_wait(&p, BT_XFER_PEER_DOWN, &ev, WAIT_MS));
     CHECK(ev.peer == pd && ev.status == BT_ERR_PROTOCOL);
     CHECK(strstr(ev.text, word) != NULL);
@@ -553,15 +553,19 @@ static void test_refusals(const struct world *w)
     struct bt_xfer_event ev;
     uint64_t pd;
 
-    refused(w, "other-model", NULL, 2, "other-model");
-    refused(w, NULL, "k8v8", 2, "layout");
-    refused(w, NULL, NULL, 77, "instance");
+    refused(w, "other-model", NULL, 2, &test_token, "other-model");
+    refused(w, NULL, "k8v8", 2, &test_token, "layout");
+    refused(w, NULL, NULL, 77, &test_token, "instance");
+    refused(w, NULL, NULL, 2, &(struct bt_gate_token){{1, 2, 3}}, "token");
+    refused(w, NULL, NULL, 2, &(struct bt_gate_token){{0}}, "token");
     side_start(&p, w, &op, 1, false);
-    CHECK_EQ(bt_xfer_connect(p.x, "127.0.0.1:1", 0, &pd), BT_ERR_INVALID); /* whom? */
-    CHECK_EQ(bt_xfer_connect(p.x, w->hub != NULL ? "loop:nobody" : "127.0.0.1:1", 7, &pd), BT_OK);
+    CHECK_EQ(bt_xfer_connect(p.x, "127.0.0.1:1", 0, &test_token, &pd), BT_ERR_INVALID); /* whom? */
+    CHECK_EQ(
+        bt_xfer_connect(p.x, w->hub != NULL ? "loop:nobody" : "127.0.0.1:1", 7, &test_token, &pd),
+        BT_OK);
     CHECK(side_wait(&p, BT_XFER_PEER_DOWN, &ev, WAIT_MS));
     CHECK(ev.peer == pd && ev.status == BT_ERR_PEER_LOST);
-    CHECK_EQ(bt_xfer_connect(p.x, "not an address", 7, &pd), BT_OK);
+    CHECK_EQ(bt_xfer_connect(p.x, "not an address", 7, &test_token, &pd), BT_OK);
     CHECK(side_wait(&p, BT_XFER_PEER_DOWN, &ev, WAIT_MS));
     side_stop(&p);
 }
