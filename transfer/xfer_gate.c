@@ -1,5 +1,5 @@
 /* The gate from D's side, and what both sides share: the epoll set and its rounds. Owns visitors: accepted connections
- * that have not said their greeting yet. Every byte read here is a stranger's until the knock is whole and names
+ * that have not said their greeting yet, and those that were answered and have not left. Every byte read here is a stranger's until the knock is whole and names
  * this instance. */
 
 #include "transfer/xfer_gate.h"
@@ -22,7 +22,8 @@
 struct visitor {
     struct gate_source source;
     TAILQ_ENTRY(visitor) link;
-    uint64_t born_ns;
+    bool answered;
+    uint64_t since_ns; /* when it came, or was answered */
     struct sockaddr_storage from;
     size_t n;
     uint8_t knock[XFER_KNOCK_BYTES];
@@ -35,8 +36,9 @@ struct xfer_gate {
     struct gate_source listener; /* fd -1: none */
     int epfd;
     uint64_t paused_until_ns; /* 0: accepting */
-    struct visitors visitors; /* oldest first */
-    uint32_t n_visitors;
+    struct visitors visitors; /* that are still to greet, oldest first */
+    struct visitors answered; /* that are still to leave, oldest first */
+    uint32_t n_visitors;      /* of both */
     struct xfer_calls calls;
     uint64_t logged_ns;
     uint64_t n_unlogged;
@@ -84,7 +86,7 @@ static void refused(struct xfer_gate *g, const struct sockaddr_storage *from, co
 
 static void visit_end(struct xfer_gate *g, struct visitor *v)
 {
-    TAILQ_REMOVE(&g->visitors, v, link);
+    TAILQ_REMOVE(v->answered ? &g->answered : &g->visitors, v, link);
     g->n_visitors--;
     close(v->source.fd); /* which takes it out of the epoll set */
     bt_free(v);
@@ -100,13 +102,31 @@ static void turn_away(struct xfer_gate *g, struct visitor *v, uint64_t *counter,
 
 /* ---- greeting ---- */
 
-static void answer(struct visitor *v, const struct xfer_answer *a)
+/* Nothing more is said; but the socket stays until the other end has closed it: closed with bytes of its in it, or with some
+ * on their way, it would be reset, and the answer perhaps be lost. */
+static void answer(struct xfer_gate *g, struct visitor *v, const struct xfer_answer *a)
 {
     uint8_t bytes[XFER_ANSWER_BYTES];
     xfer_answer_encode(a, bytes);
     /* An empty socket buffer takes it whole; if not, the other end has not read it all and tries again. */
     ssize_t n = send(v->source.fd, bytes, sizeof(bytes), MSG_NOSIGNAL | MSG_DONTWAIT);
-    (void)n;
+    if (n != (ssize_t)sizeof(bytes) || shutdown(v->source.fd, SHUT_WR) != 0) {
+        visit_end(g, v);
+        return;
+    }
+    TAILQ_REMOVE(&g->visitors, v, link);
+    v->answered = true;
+    v->since_ns = g->x->now_ns;
+    TAILQ_INSERT_TAIL(&g->answered, v, link);
+}
+
+/* What an answered one still says is not looked at. */
+static void answered_hear(struct xfer_gate *g, struct visitor *v)
+{
+    ssize_t n = recv(v->source.fd, v->knock, sizeof(v->knock), MSG_DONTWAIT);
+    if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) {
+        visit_end(g, v);
+    }
 }
 
 static void judge(struct xfer_gate *g, struct visitor *v, const struct xfer_knock *k)
@@ -122,8 +142,7 @@ static void judge(struct xfer_gate *g, struct visitor *v, const struct xfer_knoc
         x->st.fail_refused += a.verdict == XFER_NO_MODEL || a.verdict == XFER_NO_VERSION;
         refused(g, &v->from, a.text);
     }
-    answer(v, &a);
-    visit_end(g, v);
+    answer(g, v, &a);
 }
 
 static void visitor_hear(struct xfer_gate *g, struct visitor *v)
@@ -148,8 +167,9 @@ static void visitor_hear(struct xfer_gate *g, struct visitor *v)
         judge(g, v, &k);
         return;
     case XFER_KNOCK_VERSION_OTHER:
-        answer(v, &other);
-        turn_away(g, v, &x->st.gate_refused, "its greeting is of another version");
+        x->st.gate_refused++;
+        refused(g, &v->from, "its greeting is of another version");
+        answer(g, v, &other);
         return;
     case XFER_KNOCK_WRONG:
         turn_away(g, v, &x->st.gate_garbage, "what it says is no prefill node's greeting");
@@ -160,18 +180,21 @@ static void visitor_hear(struct xfer_gate *g, struct visitor *v)
 void xfer_gate_take(struct xfer_gate *g, int fd, const struct sockaddr_storage *from)
 {
     struct bt_xfer *x = g->x;
-    if (g->n_visitors == GATE_VISITORS_MAX) {
+    struct visitor *v = TAILQ_FIRST(&g->answered);
+    if (g->n_visitors == GATE_VISITORS_MAX && v != NULL) {
+        visit_end(g, v);
+    } else if (g->n_visitors == GATE_VISITORS_MAX) {
         turn_away(g, TAILQ_FIRST(&g->visitors), &x->st.gate_crowded,
                   "it has not said its greeting, and too many others want to");
     }
-    struct visitor *v = bt_calloc(1, sizeof(*v));
+    v = bt_calloc(1, sizeof(*v));
     if (v == NULL) {
         close(fd);
         return;
     }
     v->source = (struct gate_source){.kind = GATE_VISITOR, .fd = fd};
     v->from = *from;
-    v->born_ns = x->now_ns;
+    v->since_ns = x->now_ns;
     TAILQ_INSERT_TAIL(&g->visitors, v, link);
     g->n_visitors++;
     if (!xfer_gate_watch(g, &v->source, EPOLLIN, false)) {
@@ -211,8 +234,11 @@ int xfer_gate_fd(const struct xfer_gate *g)
 
 uint64_t xfer_gate_deadline(const struct xfer_gate *g)
 {
-    const struct visitor *v = TAILQ_FIRST(&g->visitors);
-    uint64_t t = v != NULL ? v->born_ns + GATE_GREETING_NS : UINT64_MAX;
+    const struct visitor *v = TAILQ_FIRST(&g->visitors), *a = TAILQ_FIRST(&g->answered);
+    uint64_t t = v != NULL ? v->since_ns + GATE_GREETING_NS : UINT64_MAX;
+    if (a != NULL && a->since_ns + GATE_LEAVING_NS < t) {
+        t = a->since_ns + GATE_LEAVING_NS;
+    }
     return g->paused_until_ns != 0 && g->paused_until_ns < t ? g->paused_until_ns : t;
 }
 
@@ -221,8 +247,12 @@ static bool timers(struct xfer_gate *g)
     uint64_t now = g->x->now_ns;
     struct visitor *v;
     bool did = false;
-    while ((v = TAILQ_FIRST(&g->visitors)) != NULL && now - v->born_ns >= GATE_GREETING_NS) {
+    while ((v = TAILQ_FIRST(&g->visitors)) != NULL && now - v->since_ns >= GATE_GREETING_NS) {
         turn_away(g, v, &g->x->st.gate_slow, "it took too long to say its greeting");
+        did = true;
+    }
+    while ((v = TAILQ_FIRST(&g->answered)) != NULL && now - v->since_ns >= GATE_LEAVING_NS) {
+        visit_end(g, v);
         did = true;
     }
     if (g->paused_until_ns != 0 && now >= g->paused_until_ns) {
@@ -241,7 +271,12 @@ bool xfer_gate_step(struct xfer_gate *g)
     for (int i = 0; i < n; i++) {
         struct gate_source *s = e[i].data.ptr;
         if (s->kind == GATE_VISITOR) {
-            visitor_hear(g, (struct visitor *)s); /* its first member */
+            struct visitor *v = (struct visitor *)s; /* its first member */
+            if (v->answered) {
+                answered_hear(g, v);
+            } else {
+                visitor_hear(g, v);
+            }
         } else if (s->kind == GATE_CALL) {
             xfer_call_ready(g, s);
         } else {
@@ -267,6 +302,7 @@ enum bt_status xfer_gate_create(struct bt_xfer *x, const struct xfer_gate_hooks 
     g->hooks = *hooks;
     g->listener = (struct gate_source){.kind = GATE_LISTENER, .fd = -1};
     TAILQ_INIT(&g->visitors);
+    TAILQ_INIT(&g->answered);
     TAILQ_INIT(&g->calls);
     g->epfd = epoll_create1(EPOLL_CLOEXEC);
     if (g->epfd < 0) {
@@ -310,7 +346,7 @@ void xfer_gate_destroy(struct xfer_gate *g)
     if (g == NULL) {
         return;
     }
-    while ((v = TAILQ_FIRST(&g->visitors)) != NULL) {
+    while ((v = TAILQ_FIRST(&g->visitors)) != NULL || (v = TAILQ_FIRST(&g->answered)) != NULL) {
         visit_end(g, v);
     }
     xfer_calls_end(g);

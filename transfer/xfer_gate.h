@@ -7,8 +7,8 @@
  * which D tells its routers and they tell prefill nodes, is the proof of belonging to the cluster.
  *
  * Limits: a visitor has GATE_GREETING_NS in all, however slowly it speaks; at most GATE_VISITORS_MAX wait, and
- * when one more comes the oldest goes (a prefill node speaks at once, so it is never old); the first byte that no
- * knock has ends the visit. Refusals are counted and logged, at most one line a second.
+ * when one more comes the oldest goes (a prefill node speaks at once, so it is never old), before it one that was answered
+ * and has not closed its end yet, for which it has GATE_LEAVING_NS; the first byte that no knock has ends the visit. Refusals are counted and logged, at most one line a second.
  *
  * Sockets and their timers only: who may enter is asked of the hooks, and of x what it is. Transfer thread;
  * nothing blocks; no CPU while nobody comes. */
@@ -18,6 +18,7 @@
 
 #define GATE_VISITORS_MAX 64
 #define GATE_GREETING_NS  (2 * UINT64_C(1000000000))
+#define GATE_LEAVING_NS   (1 * UINT64_C(1000000000))
 
 struct xfer_gate;
 

@@ -202,6 +202,51 @@ static void test_refused(const struct world *w)
     side_stop(&d);
 }
 
+/* An answer that is given before the greeting has been read is not taken back by a reset when the rest of it comes. */
+static void test_answered_early(const struct world *w)
+{
+    struct bt_xfer_opts od = {0};
+    struct side d;
+    struct xfer_answer a;
+    uint8_t bytes[XFER_KNOCK_BYTES], out[XFER_ANSWER_BYTES];
+    side_start(&d, w, &od, 2, true);
+    struct xfer_knock k = knock_of(&d);
+    xfer_knock_encode(&k, bytes);
+    bytes[4]++; /* the version */
+    for (int i = 0; i < 10; i++) {
+        int fd = call(bt_xfer_address(d.x), WAIT_MS);
+        struct pollfd p = {.fd = fd, .events = POLLIN};
+        CHECK_EQ(send(fd, bytes, 6, MSG_NOSIGNAL), 6);
+        CHECK_EQ(poll(&p, 1, WAIT_MS), 1);
+        for (int more = 0; more < 3; more++) {
+            CHECK_EQ(send(fd, bytes, sizeof(bytes), MSG_NOSIGNAL), (ssize_t)sizeof(bytes));
+        }
+        ssize_t n = 0, got;
+        while ((got = recv(fd, out + n, sizeof(out) - (size_t)n, 0)) > 0) {
+            n += got;
+        }
+        CHECK_EQ(n, (ssize_t)sizeof(out));
+        CHECK(xfer_answer_decode(out, &a) && a.verdict == XFER_NO_VERSION);
+        CHECK(poll(&p, 1, WAIT_MS) == 1 && recv(fd, out, 1, 0) == 0); /* an end, no error */
+        close(fd);
+    }
+    COUNTED(&d, gate_refused, 10);
+    int still[5];
+    for (int i = 0; i < 5; i++) {
+        still[i] = call(bt_xfer_address(d.x), WAIT_MS);
+        CHECK_EQ(send(still[i], bytes, 6, MSG_NOSIGNAL), 6);
+    }
+    uint64_t end = bt_clock_ns() + WAIT_MS * BT_NS_PER_MS;
+    for (int i = 0; i < 5; i++) { /* they keep their ends open, and are left all the same */
+        while (send(still[i], bytes, 1, MSG_NOSIGNAL) == 1 && bt_clock_ns() < end) {
+            usleep(20000);
+        }
+        CHECK(bt_clock_ns() < end);
+        close(still[i]);
+    }
+    side_stop(&d);
+}
+
 static void test_flood(const struct world *w)
 {
     enum { FLOOD = 300 };
@@ -329,6 +374,7 @@ int main(int argc, char **argv)
     struct world w = {.tls = argc > 1 ? argv[1] : "tcp"};
     test_strangers(&w);
     test_refused(&w);
+    test_answered_early(&w);
     test_flood(&w);
     if (can_be_shut()) {
         test_back_doors(&w);
