@@ -62,6 +62,22 @@ static void put_ip(struct program *p, const struct xfer_ip *ip)
     put(p, (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, UINT32_MAX));
 }
 
+/* Nodes on one machine have the same addresses. */
+static bool is_due_before(const struct xfer_door *d, uint32_t at, uint32_t ip)
+{
+    const struct xfer_ip *x = &d->due[at].ips[ip];
+    for (uint32_t i = 0; i <= at; i++) {
+        uint32_t n = i < at ? d->due[i].n_ips : ip;
+        for (uint32_t k = 0; k < n; k++) {
+            if (d->due[i].ips[k].family == x->family &&
+                memcmp(d->due[i].ips[k].b, x->b, sizeof(x->b)) == 0) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
 /* A socket's filter sees the packet from its TCP header on, and the IP header at SKF_NET_OFF. */
 static void program_write(const struct xfer_door *d, bool v6, struct program *p)
 {
@@ -72,9 +88,9 @@ static void program_write(const struct xfer_door *d, bool v6, struct program *p)
     put(p, (struct sock_filter)BPF_STMT(BPF_ALU | BPF_AND | BPF_K, SYN_ACK));
     put(p, (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYN, 1, 0));
     put(p, (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, UINT32_MAX)); /* no connection request */
-    for (uint32_t i = 0; i < d->n_due; i++) {
-        for (uint32_t k = 0; k < d->due[i].n_ips; k++) {
-            if ((d->due[i].ips[k].family == 6) == v6) {
+    for (uint32_t i = 0; i < d->n_due && p->whole; i++) {
+        for (uint32_t k = 0; k < d->due[i].n_ips && p->whole; k++) {
+            if ((d->due[i].ips[k].family == 6) == v6 && !is_due_before(d, i, k)) {
                 put_ip(p, &d->due[i].ips[k]);
             }
         }
@@ -285,6 +301,22 @@ static void due_remove(struct xfer_door *d, uint32_t i)
     d->due[i] = d->due[--d->n_due];
 }
 
+/* One that is up, the one that has been for longest. False: there is none. */
+static bool due_yield(struct xfer_door *d)
+{
+    uint32_t first = d->n_due;
+    for (uint32_t i = 0; i < d->n_due; i++) {
+        if (d->due[i].up && (first == d->n_due || d->due[i].until_ns < d->due[first].until_ns)) {
+            first = i;
+        }
+    }
+    if (first == d->n_due) {
+        return false;
+    }
+    due_remove(d, first);
+    return true;
+}
+
 bool xfer_door_expect(struct xfer_door *d, uint64_t instance, const struct xfer_ip *ips, uint32_t n,
                       uint64_t until_ns)
 {
@@ -293,21 +325,35 @@ bool xfer_door_expect(struct xfer_door *d, uint64_t instance, const struct xfer_
             due_remove(d, i);
         }
     }
-    if (d->n_due == DOOR_DUE_MAX) {
+    struct door_due due = {.instance = instance, .until_ns = until_ns};
+    due.n_ips = n <= XFER_IPS_MAX + 1 ? n : XFER_IPS_MAX + 1;
+    memcpy(due.ips, ips, due.n_ips * sizeof(*ips));
+    if (d->n_due == DOOR_DUE_MAX && !due_yield(d)) {
+        (void)filters_set(d, 0); /* what was said of it before */
         return false;
     }
-    struct door_due *due = &d->due[d->n_due++];
-    memset(due, 0, sizeof(*due));
-    due->instance = instance;
-    due->until_ns = until_ns;
-    due->n_ips = n <= XFER_IPS_MAX + 1 ? n : XFER_IPS_MAX + 1;
-    memcpy(due->ips, ips, due->n_ips * sizeof(*ips));
-    if (!filters_set(d, 0)) {
+    d->due[d->n_due++] = due;
+    while (!filters_set(d, 0)) {
         d->n_due--;
-        (void)filters_set(d, 0); /* fewer fit */
-        return false;
+        if (!due_yield(d)) {
+            (void)filters_set(d, 0); /* fewer fit */
+            return false;
+        }
+        d->due[d->n_due++] = due;
     }
     return true;
+}
+
+void xfer_door_up(struct xfer_door *d, uint64_t instance, uint64_t now_ns)
+{
+    for (uint32_t i = 0; i < d->n_due; i++) {
+        struct door_due *due = &d->due[i];
+        if (due->instance == instance && !due->up) {
+            due->up = true;
+            due->until_ns =
+                due->until_ns < now_ns + DOOR_UP_NS ? due->until_ns : now_ns + DOOR_UP_NS;
+        }
+    }
 }
 
 bool xfer_door_arrived(struct xfer_door *d, uint64_t instance)

@@ -4,8 +4,8 @@
 /* Keeps UCX's own TCP ports shut. Besides the listener that we ask for, UCX listens on every address of the machine
  * with every worker, on D and on P, for as long as the worker lives; a dozen bytes to any of them can end the process
  * (seen with 1.13.1), and UCX cannot take its ear off. So the kernel does it: each listening socket has a filter
- * that drops connection requests, except from the addresses of peers that are *due*, each for a few seconds. What is
- * connected already passes.
+ * that drops connection requests, except from the addresses of peers that are *due*, each for a few seconds at most,
+ * until its connection is up. What is connected already passes.
  *
  * Kernels that let only CAP_NET_ADMIN set such a filter (Linux 6.18) still take a key for TCP's MD5 signatures: a
  * listening socket that has one for every address drops connection requests without a signature. It is taken
@@ -19,8 +19,11 @@
 #include <sys/socket.h>
 #include "transfer/xfer_wire.h"
 
-#define DOOR_DUE_MAX   64
+#define DOOR_DUE_MAX   256
 #define DOOR_KEY_BYTES 32
+/* So long one whose connection is up stays due: some of UCX's lanes are never waited for, and a lost packet of theirs comes
+ * again after a second. */
+#define DOOR_UP_NS (UINT64_C(1500) * 1000000)
 
 struct door_socket {
     int fd;
@@ -33,6 +36,7 @@ struct door_due {
     uint64_t instance;
     uint64_t until_ns;
     bool arrived;
+    bool up; /* its place is given up for others */
     uint32_t n_ips;
     struct xfer_ip ips[XFER_IPS_MAX + 1];
 };
@@ -61,11 +65,14 @@ void xfer_door_cancel(struct xfer_door *d);
 void xfer_door_forget(struct xfer_door *d, const void *owner);
 
 /* For this instance, and from these addresses, connections are let in until then. What was said of the instance before
- * no longer counts. False: too many are due. */
+ * no longer counts. False: too many are due whose connections are not up: more than DOOR_DUE_MAX, or than a filter holds,
+ * which has room for some 600 addresses (300 of IPv6), each counted once. */
 bool xfer_door_expect(struct xfer_door *d, uint64_t instance, const struct xfer_ip *ips, uint32_t n,
                       uint64_t until_ns) BT_NODISCARD;
 /* True, once, if the instance is due: it has come. */
 bool xfer_door_arrived(struct xfer_door *d, uint64_t instance);
+/* The connection with that instance is up: it is due for DOOR_UP_NS at most, and goes first. */
+void xfer_door_up(struct xfer_door *d, uint64_t instance, uint64_t now_ns);
 /* Shuts behind those whose time is over. */
 bool xfer_door_step(struct xfer_door *d, uint64_t now_ns);
 uint64_t xfer_door_deadline(const struct xfer_door *d); /* UINT64_MAX: none */

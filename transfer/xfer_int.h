@@ -188,6 +188,8 @@ struct xfer_ops {
     /* Sleeps until the wire, xfer_wake() or the time. May return early. */
     void (*wait)(struct bt_xfer *x, uint64_t timeout_ns);
     void (*describe)(struct bt_xfer *x, struct xfer_peer *p, struct xfer_transport *t);
+    /* NULL, or: the greeting is over, and the peer up. */
+    void (*up)(struct bt_xfer *x, struct xfer_peer *p);
     /* NULL, or: true while the whole instance must stand still (fault injection). */
     bool (*frozen)(struct bt_xfer *x);
 };

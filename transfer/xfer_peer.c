@@ -141,6 +141,9 @@ void xfer_peer_up(struct bt_xfer *x, struct xfer_peer *p)
     bt_log_info("transfer", "peer %016" PRIx64 " up over %s (%s)", p->instance, ev->text,
                 p->incoming ? "incoming" : p->address);
     p->state = PEER_UP;
+    if (x->ops->up != NULL) {
+        x->ops->up(x, p);
+    }
     p->ping_ns = x->now_ns;
     x->st.peers_up++;
     xfer_event(x, p->up);

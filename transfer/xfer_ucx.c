@@ -277,6 +277,12 @@ void xfer_ucx_admit(void *arg, const struct xfer_knock *k, const struct sockaddr
     }
 }
 
+static void ucx_up(struct bt_xfer *x, struct xfer_peer *p)
+{
+    struct ucx *u = x->wire;
+    xfer_door_up(&u->door, p->instance, x->now_ns);
+}
+
 static void on_closed(void *request, ucs_status_t us, void *arg)
 {
     struct ucx_conn *c = arg;
@@ -487,4 +493,5 @@ const struct xfer_ops xfer_ucx_ops = {
     .progress = ucx_progress,
     .wait = ucx_wait,
     .describe = xfer_ucx_describe,
+    .up = ucx_up,
 };

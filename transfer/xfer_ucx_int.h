@@ -11,7 +11,7 @@
 #include "transfer/xfer_int.h"
 
 #define XFER_UCX_AM_ID        0
-#define XFER_UCX_REQUESTS_MAX 64 /* connection requests waiting; more are rejected */
+#define XFER_UCX_REQUESTS_MAX DOOR_DUE_MAX /* connection requests waiting; more are rejected */
 
 struct ucx_worker {
     TAILQ_ENTRY(ucx_worker) link;
