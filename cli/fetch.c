@@ -10,29 +10,12 @@
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include "base/cache_dir.h"
 #include "base/options.h"
 #include "cli/cli.h"
 
 extern const unsigned char bt_cli_fetch_script[];
 extern const size_t bt_cli_fetch_script_bytes;
-
-static enum bt_status cache_folder(struct bt_buf *out, struct bt_err *err)
-{
-    const char *xdg = getenv("XDG_CACHE_HOME");
-    const char *home = getenv("HOME");
-    bool ok;
-
-    if (xdg != NULL && xdg[0] == '/') {
-        ok = bt_buf_addf(out, "%s/baton", xdg);
-    } else if (home != NULL && home[0] == '/') {
-        ok = bt_buf_addf(out, "%s/.cache/baton", home);
-    } else {
-        return bt_err_set(
-            err, BT_ERR_IO,
-            "no cache folder: neither XDG_CACHE_HOME nor HOME is set; give --model PATH");
-    }
-    return ok ? BT_OK : bt_err_set(err, BT_ERR_NOMEM, "out of memory");
-}
 
 static void run_script(int out_fd, const char *folder)
 {
@@ -52,7 +35,7 @@ enum bt_status bt_cli_fetch_model(struct bt_buf *path, struct bt_err *err)
     char chunk[1024];
     ssize_t n;
     int status = 0;
-    enum bt_status st = cache_folder(&folder, err);
+    enum bt_status st = bt_cache_dir(&folder, NULL, err);
 
     if (st != BT_OK) {
         return st;

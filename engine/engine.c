@@ -53,7 +53,14 @@ static enum bt_status open_model(struct bt_engine *e, const struct bt_engine_opt
     }
     e->info = bt_model_info(e->model);
     st = bt_k_create_cpu(&ko, &e->k, err);
-    return st != BT_OK ? st : bt_model_load(e->model, e->k, o->load_progress, o->load_arg, err);
+    if (st != BT_OK) {
+        return st;
+    }
+    const struct bt_model_load_opts lo = {.panel_dir = o->panel_dir,
+                                          .panel_bytes_min = o->panel_bytes_min,
+                                          .progress = o->load_progress,
+                                          .arg = o->load_arg};
+    return bt_model_load(e->model, e->k, &lo, err);
 }
 
 static enum bt_status create_pool(struct bt_engine *e, struct bt_err *err)
@@ -173,7 +180,7 @@ enum bt_status bt_engine_create(const struct bt_engine_opts *opts, struct bt_eng
         return bt_err_set(err, BT_ERR_NOMEM, "no memory");
     }
     e->opts = *opts;
-    e->opts.model_path = e->opts.backend = e->opts.isa = NULL;
+    e->opts.model_path = e->opts.panel_dir = e->opts.backend = e->opts.isa = NULL;
     /* No more rows than sequences can fill. */
     e->rows_max = opts->max_batch + opts->chunk_tokens;
     e->out_max = opts->max_batch +
@@ -222,6 +229,11 @@ void bt_engine_destroy(struct bt_engine *e)
 void bt_engine_set_hooks(struct bt_engine *e, const struct bt_engine_hooks *hooks)
 {
     e->hooks = *hooks;
+}
+
+const struct bt_model_packed *bt_engine_packed(const struct bt_engine *e)
+{
+    return bt_model_packed(e->model);
 }
 
 const struct bt_model_info *bt_engine_model(const struct bt_engine *e)

@@ -29,6 +29,8 @@ enum bt_finish { BT_FINISH_NONE, BT_FINISH_STOP, BT_FINISH_LENGTH };
 
 struct bt_engine_opts {
     const char *model_path;
+    const char *panel_dir; /* for packed weights, shared by processes (model/model.h); NULL: none */
+    uint64_t panel_bytes_min;
     const char *backend; /* "cpu" */
     const char *isa;     /* NULL: auto */
     uint32_t n_threads;  /* 0: all usable CPUs */
@@ -116,6 +118,7 @@ enum bt_status bt_engine_create(const struct bt_engine_opts *opts, struct bt_eng
 void bt_engine_destroy(struct bt_engine *e);
 void bt_engine_set_hooks(struct bt_engine *e, const struct bt_engine_hooks *hooks);
 const struct bt_model_info *bt_engine_model(const struct bt_engine *e);
+const struct bt_model_packed *bt_engine_packed(const struct bt_engine *e);
 const struct bt_engine_layout *bt_engine_layout(const struct bt_engine *e);
 const char *bt_engine_describe(const struct bt_engine *e); /* backend text for logs */
 struct bt_engine_pages bt_engine_pages(const struct bt_engine *e);

@@ -55,6 +55,17 @@ enum bt_status bt_file_map_open(struct bt_file_map *m, const char *path, size_t 
     return st;
 }
 
+void bt_file_map_forget(const void *p, size_t bytes)
+{
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    uintptr_t first = ((uintptr_t)p + page - 1) / page * page;
+    uintptr_t end = ((uintptr_t)p + bytes) / page * page;
+
+    if (first < end) {
+        (void)madvise((void *)first, end - first, MADV_DONTNEED);
+    }
+}
+
 void bt_file_map_close(struct bt_file_map *m)
 {
     if (m->data != NULL) {

@@ -17,6 +17,9 @@ struct bt_file_map {
  * otherwise. */
 enum bt_status bt_file_map_open(struct bt_file_map *m, const char *path, size_t min_bytes,
                                 struct bt_err *err) BT_NODISCARD;
+/* [p, p + bytes) of a mapping will not be read again soon: its whole pages leave this process's resident memory. Reading
+ * them stays legal. */
+void bt_file_map_forget(const void *p, size_t bytes);
 /* Legal on a zeroed map. */
 void bt_file_map_close(struct bt_file_map *m);
 

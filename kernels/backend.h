@@ -53,6 +53,10 @@ struct bt_k_weight_desc {
     const void *data; /* host; borrowed until bt_k_weight_destroy (the mapped file) */
     bool for_gemm;    /* bt_k_gemm, bt_k_moe_ffn will be called */
     bool for_embed;   /* bt_k_embed will be called */
+    /* Where the packed form is kept: bt_k_panel_bytes bytes, 64-byte aligned, zeroed, borrowed until
+     * bt_k_weight_destroy. NULL: in memory of the backend's own. */
+    void *panels;
+    bool panels_ready; /* they hold the packed form of this weight already, and are not written */
 };
 
 /* One layer of a paged KV pool. A page's share of a layer is [K|V][n_kv_heads][page_tokens][head_dim] of dtype, contiguous,
@@ -104,11 +108,15 @@ void bt_k_copy(struct bt_kctx *k, void *dev, const void *from, size_t bytes);
 void *bt_k_host(struct bt_kctx *k, void *dev); /* the host address of device memory, or NULL */
 enum bt_status bt_k_sync(struct bt_kctx *k) BT_NODISCARD; /* device faults surface here */
 
+/* Bytes of the packed form that may lie in desc.panels; 0: this backend keeps it in memory of its own. */
+size_t bt_k_panel_bytes(struct bt_kctx *k, const struct bt_k_weight_desc *desc);
+/* With panels_ready, a sample of them is compared with the weight: BT_ERR_PROTOCOL if they are of another weight or
+ * another version of the layout. */
 enum bt_status bt_k_weight_create(struct bt_kctx *k, const struct bt_k_weight_desc *desc,
                                   struct bt_kweight **out, struct bt_err *err) BT_NODISCARD;
 void bt_k_weight_destroy(struct bt_kctx *k, struct bt_kweight *w);
-size_t
-bt_k_weight_bytes(const struct bt_kweight *w); /* packed bytes held besides the mapped file */
+/* Packed bytes held besides the mapped file, in desc.panels or in memory of its own. */
+size_t bt_k_weight_bytes(const struct bt_kweight *w);
 
 /* All shapes below: rows M, row strides (ld…) in floats, row-major f32 in device memory unless said otherwise.
  * These calls cannot fail for legal shapes; illegal shapes are bugs (assert). */

@@ -135,12 +135,17 @@ const struct bt_model_info *bt_model_info(const struct bt_model *m)
     return &m->info;
 }
 
+const struct bt_model_packed *bt_model_packed(const struct bt_model *m)
+{
+    return &m->packed;
+}
+
 void bt_model_destroy(struct bt_model *m)
 {
     if (m == NULL) {
         return;
     }
-    bt_weights_unload(m);
+    bt_weights_unload(m, false);
     for (uint32_t i = 0; i < BT_ROPES_MAX; i++) {
         bt_rope_table_fini(&m->ropes[i]);
     }

@@ -47,11 +47,28 @@ enum bt_status bt_model_open(const char *path, struct bt_model **out,
                              struct bt_err *err) BT_NODISCARD;
 const struct bt_model_info *bt_model_info(const struct bt_model *m);
 
-/* Packs the weights for k, which must outlive the model. progress(arg, fraction 0..1) may be NULL.
- */
+struct bt_model_load_opts {
+    /* Where packed weights are kept for every process of this machine that serves the model (files/panel_file.h). NULL, or
+     * fewer bytes of them than panel_bytes_min: in memory of this process. */
+    const char *panel_dir;
+    uint64_t panel_bytes_min;
+    void (*progress)(void *arg, double fraction); /* 0 to 1; may be NULL */
+    void *arg;
+};
+
+/* What the weights take in memory besides the mapped files, after loading. */
+struct bt_model_packed {
+    uint64_t bytes;
+    bool shared;    /* in a cache file; else in memory of this process */
+    bool reused;    /* the file was there: nothing was packed */
+    char note[640]; /* the file, or why there is none */
+};
+
+/* Packs the weights for k, which must outlive the model. opts may be NULL. */
 enum bt_status bt_model_load(struct bt_model *m, struct bt_kctx *k,
-                             void (*progress)(void *arg, double fraction), void *arg,
+                             const struct bt_model_load_opts *opts,
                              struct bt_err *err) BT_NODISCARD;
+const struct bt_model_packed *bt_model_packed(const struct bt_model *m);
 void bt_model_destroy(struct bt_model *m);
 
 /* The KV pool as the forward pass sees it: per group, layer i of the group begins at base + i *

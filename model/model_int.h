@@ -7,6 +7,7 @@
 #include "base/arena.h"
 #include "files/gguf.h"
 #include "files/hf_config.h"
+#include "files/panel_file.h"
 #include "files/safetensors.h"
 #include "model/model.h"
 #include "model/rope.h"
@@ -112,7 +113,9 @@ struct bt_model {
     size_t n_slots, cap_slots;
     struct bt_kweight *embed, *output; /* output: NULL when tied */
     float *final_norm;
-    struct bt_kctx *k; /* NULL until loaded */
+    struct bt_kctx *k;            /* NULL until loaded */
+    struct bt_panel_file *panels; /* NULL: packed weights lie in the backend's memory */
+    struct bt_model_packed packed;
     uint8_t *layer_group;
     uint32_t *layer_index;
     struct bt_model_info info;
@@ -170,9 +173,14 @@ void bt_bind_linear(struct bt_binder *b, struct bt_linear *dst, const char *hf, 
 void bt_bind_experts(struct bt_binder *b, struct bt_kweight ***dst, const char *hf_stem,
                      const char *hf_suffix, uint32_t n_out, uint32_t n_in);
 enum bt_status bt_weights_bind(struct bt_model *m, struct bt_err *err) BT_NODISCARD;
-void bt_weights_unload(struct bt_model *m);
+void bt_weights_unload(struct bt_model *m, bool wrong_panels);
 const struct bt_tensor *bt_weights_find(const struct bt_model *m, const char *name);
 
+/* panels.c: sets m->panels or leaves it NULL, and says which in m->packed. m->k is set. */
+void bt_panels_open(struct bt_model *m, const struct bt_model_load_opts *o);
+void bt_panels_close(struct bt_model *m, bool wrong); /* wrong: nobody shall use the file again */
+size_t bt_panels_bytes(struct bt_model *m, const struct bt_slot *s); /* its share of the file */
+struct bt_k_weight_desc bt_slot_desc(const struct bt_slot *s);
 /* fingerprint.c: fills fingerprint, n_params, weight_bytes. */
 enum bt_status bt_fingerprint(struct bt_model *m, struct bt_err *err) BT_NODISCARD;
 

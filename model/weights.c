@@ -7,6 +7,7 @@
 #include <string.h>
 #include "base/assert.h"
 #include "base/mem.h"
+#include "files/map.h"
 #include "model/model_int.h"
 
 enum { TENSOR_NAME_MAX = 256 };
@@ -311,42 +312,79 @@ static enum bt_status load_vector(struct bt_model *m, struct bt_slot *s, struct 
     return BT_OK;
 }
 
-enum bt_status bt_model_load(struct bt_model *m, struct bt_kctx *k,
-                             void (*progress)(void *arg, double fraction), void *arg,
-                             struct bt_err *err)
+/* One slot's device form; at: its place in the cache file. */
+static enum bt_status load_slot(struct bt_model *m, struct bt_slot *s, size_t at,
+                                struct bt_err *err)
 {
-    uint64_t done = 0;
-
-    BT_ASSERT(m->k == NULL);
-    m->k = k;
-    for (size_t i = 0; i < m->n_slots; i++) {
-        struct bt_slot *s = &m->slots[i];
-        enum bt_status st;
-        if (s->vector != NULL) {
-            st = load_vector(m, s, err);
-        } else {
-            struct bt_k_weight_desc d = {.dtype = s->tensor->dtype,
-                                         .n_rows = s->n_rows,
-                                         .n_cols = s->n_cols,
-                                         .data = s->data,
-                                         .for_gemm = s->for_gemm,
-                                         .for_embed = s->for_embed};
-            st = bt_k_weight_create(k, &d, s->weight, err);
-        }
-        if (st != BT_OK) {
-            (void)bt_err_prefix(err, "%s: tensor %s", s->tensor->file, s->tensor->name);
-            bt_weights_unload(m);
-            return st;
-        }
-        done += s->tensor->bytes;
-        if (progress != NULL) {
-            progress(arg, (double)done / (double)m->info.weight_bytes);
-        }
+    if (s->vector != NULL) {
+        return load_vector(m, s, err);
     }
-    return BT_OK;
+    struct bt_k_weight_desc d = bt_slot_desc(s);
+
+    if (m->panels != NULL && bt_panels_bytes(m, s) > 0) {
+        d.panels = bt_panel_file_data(m->panels) + at;
+        d.panels_ready = bt_panel_file_ready(m->panels);
+    }
+    enum bt_status st = bt_k_weight_create(m->k, &d, s->weight, err);
+    if (st == BT_OK) {
+        m->packed.bytes += bt_k_weight_bytes(*s->weight);
+        bt_file_map_forget(s->data, s->tensor->bytes);
+    }
+    return st;
 }
 
-void bt_weights_unload(struct bt_model *m)
+static enum bt_status load_slots(struct bt_model *m, const struct bt_model_load_opts *o,
+                                 struct bt_err *err)
+{
+    uint64_t done = 0;
+    size_t at = 0;
+
+    m->packed.bytes = 0;
+    for (size_t i = 0; i < m->n_slots; i++) {
+        struct bt_slot *s = &m->slots[i];
+        enum bt_status st = load_slot(m, s, at, err);
+        if (st != BT_OK) {
+            (void)bt_err_prefix(err, "%s: tensor %s", s->tensor->file, s->tensor->name);
+            return st;
+        }
+        at += bt_panels_bytes(m, s);
+        done += s->tensor->bytes;
+        if (m->panels != NULL && !bt_panel_file_ready(m->panels)) {
+            bt_panel_file_progress(m->panels, at);
+        }
+        if (o->progress != NULL) {
+            o->progress(o->arg, (double)done / (double)m->info.weight_bytes);
+        }
+    }
+    return m->panels != NULL && !bt_panel_file_ready(m->panels)
+               ? bt_panel_file_publish(m->panels, err)
+               : BT_OK;
+}
+
+enum bt_status bt_model_load(struct bt_model *m, struct bt_kctx *k,
+                             const struct bt_model_load_opts *opts, struct bt_err *err)
+{
+    static const struct bt_model_load_opts none;
+    const struct bt_model_load_opts *o = opts != NULL ? opts : &none;
+
+    BT_ASSERT(m->k == NULL);
+    /* A cache file of other weights, or of an older layout, is thrown out and made anew: once. */
+    for (int attempt = 0;; attempt++) {
+        m->k = k;
+        bt_panels_open(m, o);
+        enum bt_status st = load_slots(m, o, err);
+        if (st == BT_OK) {
+            return BT_OK;
+        }
+        bool wrong = st == BT_ERR_PROTOCOL && m->packed.reused;
+        bt_weights_unload(m, wrong);
+        if (!wrong || attempt > 0) {
+            return st;
+        }
+    }
+}
+
+void bt_weights_unload(struct bt_model *m, bool wrong_panels)
 {
     for (size_t i = 0; i < m->n_slots && m->k != NULL; i++) {
         struct bt_slot *s = &m->slots[i];
@@ -359,5 +397,6 @@ void bt_weights_unload(struct bt_model *m)
             *s->vector = NULL;
         }
     }
+    bt_panels_close(m, wrong_panels);
     m->k = NULL;
 }

@@ -173,6 +173,12 @@ static void render_metrics(struct bt_node *n, struct bt_buf *b)
 
     bt_xfer_stats(n->xfer, &x);
     page_states(b, &s.pages);
+    const struct bt_prom_label shared = {"shared", n->packed->shared ? "true" : "false"};
+    bt_prom_head(
+        b, "baton_packed_weight_bytes", BT_PROM_GAUGE,
+        "Packed weights, besides the mapped model files; shared: in a file that all daemons "
+        "of this machine map.");
+    bt_prom_u64(b, "baton_packed_weight_bytes", &shared, 1, n->packed->bytes);
     one(b, "baton_requests_waiting", BT_PROM_GAUGE, "Sequences that wait for compute.",
         s.load.n_waiting);
     one(b, "baton_requests_running", BT_PROM_GAUGE, "Sequences in the running batch.",

@@ -9,6 +9,7 @@
 #include <unistd.h>
 #include "base/arena.h"
 #include "base/assert.h"
+#include "base/cache_dir.h"
 #include "base/clock.h"
 #include "base/hash.h"
 #include "base/log.h"
@@ -21,6 +22,7 @@
 #include "node/node_int.h"
 #include "node/node_name.h"
 
+#define PANEL_BYTES_MIN      ((uint64_t)16 << 20) /* less is packed again sooner than a file is made */
 #define TICK_NS              (100 * BT_NS_PER_MS)
 #define CONTROL_ARENA        ((size_t)1 << 20)
 #define OUTBOX_ARENA         ((size_t)256 << 20)
@@ -446,6 +448,35 @@ static void on_load_progress(void *arg, double fraction)
     }
 }
 
+/* --panel-cache; NULL: none. */
+static const char *panel_folder(const struct bt_node *n, struct bt_buf *buf)
+{
+    struct bt_err err = {0};
+
+    if (strcmp(n->cfg.panel_cache, "off") == 0) {
+        return NULL;
+    }
+    if (strcmp(n->cfg.panel_cache, "auto") != 0) {
+        return n->cfg.panel_cache;
+    }
+    if (bt_cache_dir(buf, "panels", &err) != BT_OK) {
+        bt_log_info("node", "packed weights are not shared: %s (--panel-cache)", err.msg);
+        return NULL;
+    }
+    return buf->data;
+}
+
+static void log_packed(const struct bt_model_packed *p)
+{
+    if (p->shared) {
+        bt_log_info("node", "%.1f MB of packed weights, shared, %s %s", (double)p->bytes / 1e6,
+                    p->reused ? "mapped from" : "now in", p->note);
+    } else {
+        bt_log_info("node", "%.1f MB of packed weights in memory of this process: %s",
+                    (double)p->bytes / 1e6, p->note);
+    }
+}
+
 static void log_pool(const struct bt_engine_layout *l)
 {
     uint64_t bytes = 0, n_tokens = UINT64_MAX;
@@ -480,9 +511,12 @@ static enum bt_status start_engine(struct bt_node *n, struct bt_err *err)
     static const char *const isas[] = {"auto", "plain", "avx2", "avx512"};
     static const enum bt_dtype dtypes[] = {BT_DTYPE_F32, BT_DTYPE_F16, BT_DTYPE_BF16};
     struct bt_engine *e = NULL;
+    struct bt_buf panel_dir = {0};
     uint64_t t0 = bt_clock_ns();
     struct bt_engine_opts o = {
         .model_path = n->cfg.model,
+        .panel_dir = panel_folder(n, &panel_dir),
+        .panel_bytes_min = PANEL_BYTES_MIN,
         .backend = "cpu",
         .isa = isas[n->cfg.isa],
         .n_threads = n->cfg.threads,
@@ -498,9 +532,11 @@ static enum bt_status start_engine(struct bt_node *n, struct bt_err *err)
     };
     enum bt_status st = bt_engine_create(&o, &e, err);
 
+    bt_buf_fini(&panel_dir);
     if (st != BT_OK) {
         return st;
     }
+    n->packed = bt_engine_packed(e);
     n->model = bt_engine_model(e);
     n->layout = bt_engine_layout(e);
     bt_log_info("node",
@@ -509,6 +545,7 @@ static enum bt_status start_engine(struct bt_node *n, struct bt_err *err)
                 n->model->name, n->model->arch, (double)n->model->n_params / 1e6,
                 (double)(bt_clock_ns() - t0) / 1e6, bt_engine_describe(e), n->layout->kv_layout,
                 bt_engine_max_tokens(e), n->cfg.prefix_cache != 0 ? "on" : "off");
+    log_packed(n->packed);
     log_pool(n->layout);
     if (n->cfg.prefix_cache != 0 && start_report(n) != BT_OK) {
         bt_engine_destroy(e);

@@ -19,7 +19,7 @@
 
 struct bt_node_cfg {
     char *router, *model, *model_name, *name, *transfer, *transfer_ports, *health, *transport;
-    char *buckets_seconds, *buckets_tokens;
+    char *buckets_seconds, *buckets_tokens, *panel_cache;
     bool checksum;
     int backend, kv_dtype, role, isa, prefix_cache;
     uint32_t threads, page_tokens, chunk_tokens, device, max_batch, max_jobs;
@@ -67,6 +67,7 @@ struct bt_node {
     uint64_t instance;
     const struct bt_model_info *model;
     const struct bt_engine_layout *layout;
+    const struct bt_model_packed *packed;
     struct bt_node_private *p;
 };
 

@@ -35,6 +35,9 @@
             "Prompt tokens computed in one step at most."),                                        \
         ROW("max-seqs", BT_OPT_U32, max_jobs, "1024", 1, 65536, NULL, "N",                         \
             "Sequences known at once, waiting ones included; more are refused."),                  \
+        ROW("panel-cache", BT_OPT_STR, panel_cache, "auto", 0, 0, NULL, "DIR|auto|off",            \
+            "Folder for packed weights, which all daemons of this machine that serve the model "   \
+            "share (auto: panels/ in Baton's cache folder; models below 16 MiB never use it)."),   \
         ROW("prefix-cache", BT_OPT_ENUM, prefix_cache, "on", 0, 0, "off|on", NULL,                 \
             "Keep KV pages of finished sequences for later ones that begin alike."),               \
         ROW("max-batch", BT_OPT_U32, max_batch, "64", 1, 4096, NULL, "N",                          \

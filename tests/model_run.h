@@ -27,7 +27,7 @@ static inline enum bt_status bt_model_run_open(struct bt_model_run *r, const cha
 {
     *r = (struct bt_model_run){.k = k};
     enum bt_status st = bt_model_open(path, &r->m, err);
-    return st == BT_OK ? bt_model_load(r->m, k, NULL, NULL, err) : st;
+    return st == BT_OK ? bt_model_load(r->m, k, NULL, err) : st;
 }
 
 static inline void bt_model_run_close_pool(struct bt_model_run *r)

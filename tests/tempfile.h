@@ -3,6 +3,7 @@
 
 /* A temporary directory for one test program, and files in it. */
 
+#include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,6 +32,24 @@ static inline const char *bt_temp_path(const char *name)
 
     (void)snprintf(p, sizeof(paths[0]), "%s/%s", bt_temp_dir(), name);
     return p;
+}
+
+/* Removes the files in a subdirectory of it, and the subdirectory. */
+static inline void bt_temp_remove_folder(const char *path)
+{
+    char file[1024];
+    DIR *d = opendir(path);
+    const struct dirent *e;
+
+    while (d != NULL && (e = readdir(d)) != NULL) {
+        if (snprintf(file, sizeof(file), "%s/%s", path, e->d_name) < (int)sizeof(file)) {
+            (void)unlink(file);
+        }
+    }
+    if (d != NULL) {
+        (void)closedir(d);
+    }
+    (void)rmdir(path);
 }
 
 static inline const char *bt_temp_write(const char *name, const void *data, size_t n)

@@ -52,6 +52,7 @@ struct cpu_weight {
     uint32_t n_panels;
     size_t panel_bytes;
     uint8_t *packed; /* NULL: not for gemm */
+    bool borrowed;   /* packed is the caller's */
     size_t packed_bytes;
     const uint8_t *raw; /* the mapped rows; NULL: not for embed */
     size_t raw_row_bytes;
@@ -160,6 +161,7 @@ void *cpu_map(size_t bytes) BT_NODISCARD;
 void cpu_unmap(void *p, size_t bytes);
 
 /* The entries of the backend's table. */
+size_t cpu_panel_memory(struct bt_kctx *k, const struct bt_k_weight_desc *desc);
 enum bt_status cpu_weight_create(struct bt_kctx *k, const struct bt_k_weight_desc *desc,
                                  struct bt_kweight **out, struct bt_err *err);
 void cpu_weight_destroy(struct bt_kctx *k, struct bt_kweight *w);

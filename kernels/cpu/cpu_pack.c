@@ -178,18 +178,48 @@ struct pack_run {
     const uint8_t *data;
 };
 
+/* out: zeroed, panel_bytes. */
+static void pack_one(const struct pack_run *run, uint32_t panel, uint8_t *out)
+{
+    const struct cpu_weight *w = run->w;
+    struct pack p = {.out = out, .n_cols = w->n_cols};
+
+    for (uint32_t c = 0; c < CPU_PANEL && panel * CPU_PANEL + c < w->n_rows; c++) {
+        p.rows[c] = run->data + (size_t)(panel * CPU_PANEL + c) * w->raw_row_bytes;
+    }
+    pack_panel(&p, w->dtype);
+}
+
 static void pack_range(void *arg, uint32_t first, uint32_t last)
 {
     const struct pack_run *run = arg;
-    const struct cpu_weight *w = run->w;
 
     for (uint32_t panel = first; panel < last; panel++) {
-        struct pack p = {.out = w->packed + panel * w->panel_bytes, .n_cols = w->n_cols};
-        for (uint32_t c = 0; c < CPU_PANEL && panel * CPU_PANEL + c < w->n_rows; c++) {
-            p.rows[c] = run->data + (size_t)(panel * CPU_PANEL + c) * w->raw_row_bytes;
-        }
-        pack_panel(&p, w->dtype);
+        pack_one(run, panel, run->w->packed + panel * run->w->panel_bytes);
     }
+}
+
+/* The first and the last panel are what packing would make today. */
+static enum bt_status check_ready(const struct pack_run *run, struct bt_err *err)
+{
+    const struct cpu_weight *w = run->w;
+    const uint32_t samples[] = {0, w->n_panels - 1};
+    uint8_t *fresh = bt_alloc(w->panel_bytes);
+    bool same = true;
+
+    if (fresh == NULL) {
+        return bt_err_set(err, BT_ERR_NOMEM, "out of memory for a panel");
+    }
+    for (uint32_t i = 0; i < 2 && same; i++) {
+        memset(fresh, 0, w->panel_bytes);
+        pack_one(run, samples[i], fresh);
+        same = memcmp(fresh, w->packed + samples[i] * w->panel_bytes, w->panel_bytes) == 0;
+    }
+    bt_free(fresh);
+    return same ? BT_OK
+                : bt_err_set(err, BT_ERR_PROTOCOL,
+                             "the packed form is not of this weight, or of "
+                             "another version of the layout");
 }
 
 static enum bt_status check_desc(const struct bt_k_weight_desc *d, struct bt_err *err)
@@ -205,6 +235,40 @@ static enum bt_status check_desc(const struct bt_k_weight_desc *d, struct bt_err
                           d->n_cols, bt_dtype_name(d->dtype), bt_dtype_block_values(d->dtype));
     }
     return BT_OK;
+}
+
+/* Puts the packed form where the description says. */
+static enum bt_status pack_weight(struct cpu_ctx *c, struct cpu_weight *w,
+                                  const struct bt_k_weight_desc *desc, struct bt_err *err)
+{
+    struct pack_run run = {.w = w, .data = desc->data};
+    bool fits = bt_mul_size(w->n_panels, w->panel_bytes, &w->packed_bytes);
+
+    w->borrowed = desc->panels != NULL;
+    w->packed = w->borrowed ? desc->panels : fits ? cpu_map(w->packed_bytes) : NULL;
+    if (!fits || w->packed == NULL) {
+        return bt_err_set(err, BT_ERR_NOMEM, "out of memory for a packed weight of %u x %u %s",
+                          desc->n_rows, desc->n_cols, bt_dtype_name(desc->dtype));
+    }
+    w->base.packed_bytes = w->packed_bytes;
+    if (w->borrowed && desc->panels_ready) {
+        return check_ready(&run, err);
+    }
+    cpu_for_range(c, w->n_panels, (size_t)w->n_cols * CPU_PANEL, pack_range, &run);
+    return BT_OK;
+}
+
+size_t cpu_panel_memory(struct bt_kctx *k, const struct bt_k_weight_desc *desc)
+{
+    size_t bytes = 0;
+
+    if (!desc->for_gemm || check_desc(desc, NULL) != BT_OK ||
+        !bt_mul_size((desc->n_rows + CPU_PANEL - 1) / CPU_PANEL,
+                     cpu_panel_bytes(desc->dtype, desc->n_cols), &bytes)) {
+        return 0;
+    }
+    (void)k;
+    return bytes;
 }
 
 enum bt_status cpu_weight_create(struct bt_kctx *k, const struct bt_k_weight_desc *desc,
@@ -226,18 +290,9 @@ enum bt_status cpu_weight_create(struct bt_kctx *k, const struct bt_k_weight_des
     w->raw_row_bytes = (size_t)(desc->n_cols / bt_dtype_block_values(desc->dtype)) *
                        bt_dtype_block_bytes(desc->dtype);
     w->raw = desc->for_embed ? desc->data : NULL;
-    if (desc->for_gemm) {
-        w->packed = bt_mul_size(w->n_panels, w->panel_bytes, &w->packed_bytes)
-                        ? cpu_map(w->packed_bytes)
-                        : NULL;
-        if (w->packed == NULL) {
-            bt_free(w);
-            return bt_err_set(err, BT_ERR_NOMEM, "out of memory for a packed weight of %u x %u %s",
-                              desc->n_rows, desc->n_cols, bt_dtype_name(desc->dtype));
-        }
-        struct pack_run run = {.w = w, .data = desc->data};
-        cpu_for_range(cpu_of(k), w->n_panels, (size_t)w->n_cols * CPU_PANEL, pack_range, &run);
-        w->base.packed_bytes = w->packed_bytes;
+    if (desc->for_gemm && (st = pack_weight(cpu_of(k), w, desc, err)) != BT_OK) {
+        bt_free(w);
+        return st;
     }
     *out = &w->base;
     return BT_OK;
@@ -248,6 +303,8 @@ void cpu_weight_destroy(struct bt_kctx *k, struct bt_kweight *weight)
     struct cpu_weight *w = (struct cpu_weight *)(void *)weight;
 
     (void)k;
-    cpu_unmap(w->packed, w->packed_bytes);
+    if (!w->borrowed) {
+        cpu_unmap(w->packed, w->packed_bytes);
+    }
     bt_free(w);
 }

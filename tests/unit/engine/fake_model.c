@@ -131,15 +131,22 @@ const struct bt_model_info *bt_model_info(const struct bt_model *m)
     return &m->info;
 }
 
+const struct bt_model_packed *bt_model_packed(const struct bt_model *m)
+{
+    static const struct bt_model_packed none;
+
+    (void)m;
+    return &none;
+}
+
 enum bt_status bt_model_load(struct bt_model *m, struct bt_kctx *k,
-                             void (*progress)(void *arg, double fraction), void *arg,
-                             struct bt_err *err)
+                             const struct bt_model_load_opts *opts, struct bt_err *err)
 {
     (void)m;
     (void)k;
     (void)err;
-    if (progress != NULL) {
-        progress(arg, 1.0);
+    if (opts != NULL && opts->progress != NULL) {
+        opts->progress(opts->arg, 1.0);
     }
     return BT_OK;
 }

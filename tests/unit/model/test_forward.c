@@ -175,7 +175,8 @@ int main(void)
         double last = 0.0;
         tiny_llama(&t);
         CHECK_EQ(bt_model_open(tiny_write(&t, config(w == 1), 7), &r.m, &err), BT_OK);
-        CHECK_EQ(bt_model_load(r.m, kctx, count_progress, &last, &err), BT_OK);
+        const struct bt_model_load_opts load = {.progress = count_progress, .arg = &last};
+        CHECK_EQ(bt_model_load(r.m, kctx, &load, &err), BT_OK);
         CHECK_NEAR(last, 1.0, 1e-12);
         CHECK_EQ(bt_model_info(r.m)->n_groups, w == 1 ? 2 : 1);
         run_alone(&r, BT_DTYPE_F32);
