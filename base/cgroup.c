@@ -3,6 +3,7 @@
 
 #include "base/options.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <sched.h>
@@ -164,6 +165,65 @@ uint32_t bt_cpus_usable(void)
     uint64_t quota = bt_cgroup_cpus("/proc/self/cgroup", "/sys/fs/cgroup");
     n = quota < n ? quota : n;
     return n > 0 ? (uint32_t)n : 1;
+}
+
+/* One number of a CPU list, and what follows it; -1: none, or more than cpu_set_t holds. */
+static long cpu_number(const char **at)
+{
+    char *end;
+
+    if (**at < '0' || **at > '9') {
+        return -1;
+    }
+    long v = strtol(*at, &end, 10);
+    *at = end;
+    return v >= 0 && v < CPU_SETSIZE ? v : -1;
+}
+
+static bool parse_cpus(const char *list, cpu_set_t *out)
+{
+    const char *at = list;
+
+    CPU_ZERO(out);
+    for (;; at++) {
+        long first = cpu_number(&at), last = first;
+        if (*at == '-') {
+            at++;
+            last = cpu_number(&at);
+        }
+        if (first < 0 || last < first || (*at != ',' && *at != '\0')) {
+            return false;
+        }
+        for (long i = first; i <= last; i++) {
+            CPU_SET((size_t)i, out);
+        }
+        if (*at == '\0') {
+            return true;
+        }
+    }
+}
+
+enum bt_status bt_cpus_use(const char *list, struct bt_err *err)
+{
+    cpu_set_t have, want;
+
+    if (!parse_cpus(list, &want)) {
+        return bt_err_set(err, BT_ERR_INVALID,
+                          "%s: a list of CPU numbers below %d is needed, like 0-3,8", list,
+                          CPU_SETSIZE);
+    }
+    if (sched_getaffinity(0, sizeof(have), &have) == 0) {
+        for (size_t i = 0; i < CPU_SETSIZE; i++) {
+            if (CPU_ISSET(i, &want) && !CPU_ISSET(i, &have)) {
+                return bt_err_set(err, BT_ERR_INVALID, "%s: this process may not use CPU %zu", list,
+                                  i);
+            }
+        }
+    }
+    if (sched_setaffinity(0, sizeof(want), &want) != 0) {
+        return bt_err_set(err, BT_ERR_INVALID, "%s: %s", list, strerror(errno));
+    }
+    return BT_OK;
 }
 
 uint64_t bt_memory_usable(void)

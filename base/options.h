@@ -68,6 +68,9 @@ enum bt_status bt_parse_duration(const char *s, uint64_t *out_ns) BT_NODISCARD;
 
 /* The number of CPUs this process may use: affinity mask and cgroup quota, at least 1. */
 uint32_t bt_cpus_usable(void);
+/* Restricts this process, from now on, to the CPUs of a list like "0-3,8": before any thread is made. BT_ERR_INVALID: not
+ * a list, or a CPU that this process may not use (named in err). */
+enum bt_status bt_cpus_use(const char *list, struct bt_err *err) BT_NODISCARD;
 /* Bytes of memory this process may use: the smaller of RAM and the cgroup limit. */
 uint64_t bt_memory_usable(void);
 

@@ -115,6 +115,9 @@ enum bt_status bt_node_check(struct bt_node *n, struct bt_err *err)
         return bt_err_set(err, BT_ERR_INVALID, "--backend %s: this build has the cpu backend only",
                           backends[n->cfg.backend]);
     }
+    if (n->cfg.cpus != NULL && bt_cpus_use(n->cfg.cpus, err) != BT_OK) {
+        return bt_err_prefix(err, "--cpus");
+    }
     uint16_t port_min, port_max;
     enum bt_status st = bt_node_transfer_address(n, address, err);
 

@@ -24,6 +24,10 @@
             "Instruction set of the CPU kernels; all give the same bits."),                        \
         ROW("threads", BT_OPT_U32, threads, "0", 0, 1024, NULL, "N",                               \
             "Compute threads; 0: every CPU that this process may use."),                           \
+        ROW("cpus", BT_OPT_STR, cpus, NULL, 0, 0, NULL, "LIST",                                    \
+            "CPUs that this daemon may use, like 0-3,8: for two daemons of one machine that "      \
+            "shall "                                                                               \
+            "not share any (default: all that the process may use)."),                             \
         ROW("device", BT_OPT_U32, device, "0", 0, 255, NULL, "N", "Index of the device to use."),  \
         ROW("kv-bytes", BT_OPT_SIZE, kv_bytes, "0", 0, 0, NULL, "SIZE",                            \
             "Size of the KV cache; 0: a quarter of the memory that this process may use."),        \

@@ -1,6 +1,7 @@
 /* Control group limits, read from folders that look like v1, v2 and a container's view. */
 
 #include <ftw.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <sys/stat.h>
 #include "base/cgroup_int.h"
@@ -89,6 +90,34 @@ static void test_odd(void)
     CHECK(bt_memory_usable() > 1 << 20);
 }
 
+static void test_cpus(void)
+{
+    static const char *const bad[] = {"",   "x",  "1-",  "-1",   "3-1",
+                                      "0,", ",0", "0 1", "1024", "0-99999999999"};
+    struct bt_err err = {0};
+    cpu_set_t set;
+    char list[32];
+    int last = CPU_SETSIZE - 1;
+
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        CHECK_EQ(bt_cpus_use(bad[i], &err), BT_ERR_INVALID);
+    }
+    CHECK_EQ(sched_getaffinity(0, sizeof(set), &set), 0);
+    while (!CPU_ISSET((size_t)last, &set)) {
+        last--;
+    }
+    if (last + 1 < CPU_SETSIZE) {
+        (void)snprintf(list, sizeof(list), "%d", last + 1);
+        CHECK_EQ(bt_cpus_use(list, &err), BT_ERR_INVALID);
+        CHECK(strstr(err.msg, "may not use CPU") != NULL);
+    }
+    (void)snprintf(list, sizeof(list), "%d,%d-%d", last, last, last);
+    CHECK_EQ(bt_cpus_use(list, &err), BT_OK);
+    CHECK_EQ(bt_cpus_usable(), 1);
+    CHECK(sched_getaffinity(0, sizeof(set), &set) == 0 && CPU_COUNT(&set) == 1 &&
+          CPU_ISSET((size_t)last, &set));
+}
+
 int main(void)
 {
     if (mkdtemp(root) == NULL) {
@@ -98,6 +127,7 @@ int main(void)
     (void)snprintf(proc, sizeof(proc), "%s/proc", root);
     test_v2();
     test_container();
+    test_cpus();
     test_v1();
     test_odd();
     (void)nftw(root, remove_one, 8, FTW_DEPTH | FTW_PHYS);
