@@ -96,7 +96,7 @@ static void test_cpus(void)
                                       "0,", ",0", "0 1", "1024", "0-99999999999"};
     struct bt_err err = {0};
     cpu_set_t set;
-    char list[32];
+    char list[64];
     int last = CPU_SETSIZE - 1;
 
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
