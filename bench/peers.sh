@@ -6,7 +6,7 @@
 #     bench/peers.sh --types q8_0,q4_0 --threads 1,2
 #     RUN="chrt -f 1" bench/peers.sh --types none --model SmolLM2-135M-Instruct.Q4_1.gguf --prefill 512,4096
 #
-# Building llama.cpp takes minutes the first time (its output is shown); the wheel is kept for each kind of CPU. PEER_VERSION
+# Building llama.cpp takes minutes the first time (progress is shown); the wheel is kept for each kind of CPU. PEER_VERSION
 # chooses one (default below). Needs about 4 GB of disk for all weight types.
 set -euo pipefail
 
@@ -26,9 +26,12 @@ if [ "$(cat $peers/venv/.installed 2>/dev/null)" != "$stamp" ]; then
     [ -x $peers/venv/bin/python ] || python3 -m venv $peers/venv
     if ! ls "$wheels"/llama_cpp_python-"$PEER_VERSION"-*.whl >/dev/null 2>&1; then
         echo "building llama-cpp-python $PEER_VERSION for this CPU, some minutes ..." >&2
-        CMAKE_BUILD_PARALLEL_LEVEL=$(nproc) $peers/venv/bin/pip wheel --verbose --no-deps --no-cache-dir --no-binary llama-cpp-python \
-            -w "$wheels" "llama-cpp-python==$PEER_VERSION" 2>&1 | grep --line-buffered -E '^ *\[[0-9]+/[0-9]+\]|rror' |
-            awk 'NR % 20 == 1 { print; fflush() }' >&2
+        if ! CMAKE_BUILD_PARALLEL_LEVEL=$(nproc) $peers/venv/bin/pip wheel --verbose --no-deps --no-cache-dir \
+            --no-binary llama-cpp-python -w "$wheels" "llama-cpp-python==$PEER_VERSION" 2>&1 | tee $peers/build.log |
+            awk '$1 ~ /^\[[0-9]+\/[0-9]+\]$/ && n++ % 20 == 0 { print "  " $1; fflush() }' >&2; then
+            tail -n 30 $peers/build.log >&2
+            exit 1
+        fi
     fi
     $peers/venv/bin/pip install --quiet --force-reinstall --no-deps "$wheels"/llama_cpp_python-"$PEER_VERSION"-*.whl
     $peers/venv/bin/pip install --quiet "llama-cpp-python[server]==$PEER_VERSION" numpy gguf

@@ -18,7 +18,7 @@ usage() {
 Usage: deploy/quickstart.sh [options]
 
   --deps-only   install what the build needs and stop
-  --test-deps   also what the test suites of other languages need (node, npm)
+  --test-deps   also what the test suites need besides (node, npm, valgrind)
   --yes         do not ask before using sudo
   --keep        leave the cluster running until Ctrl-C
   --model PATH  serve this model (default: SmolLM2-135M-Instruct, fetched once)
@@ -91,6 +91,7 @@ missing_packages() {
     if [ "$test_deps" = yes ]; then
         have_command node || echo nodejs
         have_command npm || echo npm
+        have_command valgrind || echo valgrind
     fi
 }
 
