@@ -1,6 +1,7 @@
 /* The engine thread: commands in, steps, events out. Owns the mapping from job ids to the engine's
  * sequence ids and everything that crosses between the loop and the engine; refuses to know what a
- * ticket or a peer is. */
+ * ticket or a peer is. The thread is sealed (base/mem.h): requests that it is done with go back to
+ * the loop to be freed, and what its events point to lies in a ring of blocks. */
 
 #include "node/engine_thread.h"
 
@@ -10,12 +11,17 @@
 #include <time.h>
 #include "base/assert.h"
 #include "base/clock.h"
+#include "base/fifo.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/ring.h"
+#include "base/spent.h"
 #include "net/loop.h"
 
-#define EVENT_RING 8192
+#define EVENT_RING   8192
+#define BLOCKS_MIN   ((size_t)1 << 20) /* bytes for what events point to */
+#define LOGPROBS_MAX 64                /* of a prompt in one event */
+#define CHANGES_MAX  1024              /* of the cache in one event */
 /* Submit or land, begin, quarantine, cancel, release: each at most once for a job. The first is
  * refused while the ring has less room than the others of max_jobs jobs may need. */
 #define CMDS_PER_JOB 5
@@ -45,7 +51,7 @@ struct cmd {
     struct req_copy *req;
 };
 
-/* What crosses to the loop: the event and one block that its pointers lie in. */
+/* What crosses to the loop: the event and one block of the ring that its pointers lie in, or NULL. */
 struct event_msg {
     struct bt_engine_ev ev;
     void *block;
@@ -62,6 +68,9 @@ struct bt_engine_thread {
     struct bt_inbox *inbox;
     struct bt_ring *cmds;
     size_t cmds_busy; /* so many commands waiting: no new job */
+    struct bt_fifo *blocks;
+    struct bt_spent spent; /* requests, on their way back to the loop */
+    struct bt_seal seal;
     bt_engine_ev_fn *handle;
     void *arg;
     pthread_t thread;
@@ -75,8 +84,8 @@ struct bt_engine_thread {
     bool stopping;
 
     /* prompt log-probabilities of the running step */
-    struct bt_sampled *plp;
-    uint32_t plp_n, plp_cap, plp_first;
+    struct bt_sampled plp[LOGPROBS_MAX];
+    uint32_t plp_n, plp_first;
     uint64_t plp_job;
 
     pthread_mutex_t mutex; /* guards snapshot */
@@ -91,19 +100,45 @@ static uint32_t slot_of(uint64_t id)
     return (uint32_t)id;
 }
 
-/* ---- events to the loop ---- */
+/* ---- events to the loop: when it is behind, the engine waits for it; none is dropped ---- */
+
+/* false: nobody wants events any more. */
+static bool wait_for_loop(struct bt_engine_thread *t)
+{
+    nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+    return !atomic_load(&t->stop);
+}
+
+/* n bytes for an event. NULL: events are no longer wanted. */
+static void *block_take(struct bt_engine_thread *t, size_t n)
+{
+    void *block;
+
+    do {
+        block = bt_fifo_take(t->blocks, n);
+    } while (block == NULL && wait_for_loop(t));
+    return block;
+}
+
+static void *block_of(struct bt_engine_thread *t, const void *p, size_t n)
+{
+    void *block = block_take(t, n);
+
+    if (block != NULL) {
+        memcpy(block, p, n);
+    }
+    return block;
+}
 
 static void post(struct bt_engine_thread *t, const struct bt_engine_ev *ev, void *block)
 {
     struct event_msg m = {.ev = *ev, .block = block};
 
-    while (!bt_inbox_post(t->inbox,
-                          &m)) { /* the loop is behind: wait for it, events are never dropped */
-        if (atomic_load(&t->stop)) {
-            bt_free(block);
+    while (!bt_inbox_post(t->inbox, &m)) {
+        if (!wait_for_loop(t)) {
+            bt_fifo_give(block);
             return;
         }
-        nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
     }
 }
 
@@ -115,36 +150,37 @@ static void on_event(void *arg, const void *msg)
     if (!atomic_load(&t->stop)) {
         t->handle(t->arg, &m->ev);
     }
-    bt_free(m->block);
+    bt_fifo_give(m->block);
+    bt_spent_free(&t->spent);
 }
 
 static void post_failed(struct bt_engine_thread *t, uint64_t job, enum bt_status st,
                         const char *text)
 {
-    char *copy = bt_strdup(text);
+    char *copy = block_of(t, text, strlen(text) + 1);
 
-    post(t,
-         &(struct bt_engine_ev){.kind = BT_ENGINE_EV_FAILED,
-                                .job = job,
-                                .status = st,
-                                .text = copy != NULL ? copy : ""},
-         copy);
+    if (copy != NULL) {
+        post(t,
+             &(struct bt_engine_ev){
+                 .kind = BT_ENGINE_EV_FAILED, .job = job, .status = st, .text = copy},
+             copy);
+    }
 }
 
 static void tell_cache(struct bt_engine_thread *t)
 {
-    struct bt_engine_ev ev = {.kind = BT_ENGINE_EV_CACHE};
-    const struct bt_prefix_change *list = bt_engine_cache_changes(t->engine, &ev.cache.n);
+    uint32_t n_all, at = 0;
+    const struct bt_prefix_change *list = bt_engine_cache_changes(t->engine, &n_all);
 
-    if (ev.cache.n == 0) {
-        return;
-    }
-    struct bt_prefix_change *copy = bt_alloc(ev.cache.n * sizeof *copy);
+    while (at < n_all) {
+        uint32_t n = n_all - at < CHANGES_MAX ? n_all - at : CHANGES_MAX;
+        struct bt_prefix_change *copy = block_of(t, list + at, n * sizeof *copy);
 
-    if (copy != NULL) { /* else routers guess wrong for a while */
-        memcpy(copy, list, ev.cache.n * sizeof *copy);
-        ev.cache.list = copy;
-        post(t, &ev, copy);
+        if (copy == NULL) {
+            return;
+        }
+        post(t, &(struct bt_engine_ev){.kind = BT_ENGINE_EV_CACHE, .cache = {n, copy}}, copy);
+        at += n;
     }
 }
 
@@ -186,15 +222,12 @@ static void hook_started(void *arg, bt_seq_id seq, uint32_t n_cached)
 static void hook_pages(void *arg, const struct bt_engine_page_event *p)
 {
     struct bt_engine_thread *t = arg;
-    uint32_t n = p->end - p->first;
-    uint32_t *ids = bt_alloc(n * sizeof *ids);
     uint64_t job = job_of_seq(t, p->seq);
+    uint32_t *ids = block_of(t, p->page_ids + p->first, (p->end - p->first) * sizeof *ids);
 
-    if (ids == NULL) { /* the pages will never be sent: the transfer deadline ends the attempt */
-        bt_log_error("engine", "out of memory: %u finished pages not reported", n);
+    if (ids == NULL) {
         return;
     }
-    memcpy(ids, p->page_ids + p->first, n * sizeof *ids);
     struct bt_engine_ev ev = {.kind = BT_ENGINE_EV_PAGES, .job = job};
 
     ev.pages.group = p->group;
@@ -214,10 +247,13 @@ static void flush_prompt_logprobs(struct bt_engine_thread *t)
 
     ev.prompt_logprobs.first = t->plp_first;
     ev.prompt_logprobs.n = t->plp_n;
-    ev.prompt_logprobs.list = t->plp;
-    post(t, &ev, t->plp);
-    t->plp = NULL;
-    t->plp_n = t->plp_cap = 0;
+    struct bt_sampled *list = block_of(t, t->plp, t->plp_n * sizeof *list);
+
+    t->plp_n = 0;
+    if (list != NULL) {
+        ev.prompt_logprobs.list = list;
+        post(t, &ev, list);
+    }
 }
 
 static void hook_prompt_logprob(void *arg, bt_seq_id seq, uint32_t pos, const struct bt_sampled *s)
@@ -225,19 +261,9 @@ static void hook_prompt_logprob(void *arg, bt_seq_id seq, uint32_t pos, const st
     struct bt_engine_thread *t = arg;
     uint64_t job = job_of_seq(t, seq);
 
-    if (t->plp_n > 0 && (t->plp_job != job || t->plp_first + t->plp_n != pos)) {
+    if (t->plp_n == LOGPROBS_MAX ||
+        (t->plp_n > 0 && (t->plp_job != job || t->plp_first + t->plp_n != pos))) {
         flush_prompt_logprobs(t);
-    }
-    if (t->plp_n == t->plp_cap) {
-        uint32_t cap = t->plp_cap == 0 ? 64 : t->plp_cap * 2;
-        struct bt_sampled *grown = bt_realloc(t->plp, cap * sizeof *grown);
-
-        if (grown == NULL) {
-            bt_log_error("engine", "out of memory: prompt log-probabilities lost");
-            return;
-        }
-        t->plp = grown;
-        t->plp_cap = cap;
     }
     if (t->plp_n == 0) {
         t->plp_job = job;
@@ -303,7 +329,7 @@ static void do_submit(struct bt_engine_thread *t, const struct cmd *c)
     job_bind(t, c->job, seq);
 }
 
-/* The page tables of a landing in one block: n_pages ids for each group. */
+/* The page tables of a landing go in one block: n_pages ids for each group. */
 static void do_land(struct bt_engine_thread *t, const struct cmd *c)
 {
     struct bt_err err = {0};
@@ -318,12 +344,11 @@ static void do_land(struct bt_engine_thread *t, const struct cmd *c)
         return;
     }
     uint32_t n_groups = bt_engine_model(t->engine)->n_groups;
-    uint32_t *ids = bt_alloc((size_t)n_groups * l.n_pages * sizeof *ids);
     struct bt_engine_ev ev = {.kind = BT_ENGINE_EV_LANDED, .job = c->job, .n_cached = l.n_cached};
+    uint32_t *ids = block_take(t, (size_t)n_groups * l.n_pages * sizeof *ids);
 
+    job_bind(t, c->job, l.seq);
     if (ids == NULL) {
-        bt_engine_release(t->engine, l.seq);
-        post_failed(t, c->job, BT_ERR_NOMEM, "out of memory");
         return;
     }
     ev.landed.n_pages = l.n_pages;
@@ -332,7 +357,6 @@ static void do_land(struct bt_engine_thread *t, const struct cmd *c)
         ev.landed.first_page[g] = l.first_page[g];
         ev.landed.page_ids[g] = ids + (size_t)g * l.n_pages;
     }
-    job_bind(t, c->job, l.seq);
     post(t, &ev, ids);
 }
 
@@ -386,7 +410,7 @@ static void do_cmd(struct bt_engine_thread *t, const struct cmd *c)
         t->stopping = true;
         break;
     }
-    bt_free(c->req);
+    bt_spent_add(&t->spent, c->req);
 }
 
 /* The speed under load is that of full chunks: steps much smaller than the largest so far say little
@@ -468,6 +492,7 @@ static void *thread_main(void *arg)
     struct cmd c;
 
     bt_log_thread("engine");
+    bt_alloc_seal(&t->seal);
     while (!t->stopping) {
         bool worked = false;
         struct bt_engine_step_stats stats = {0};
@@ -512,17 +537,31 @@ static void thread_free(struct bt_engine_thread *t)
     while (t->cmds != NULL && bt_ring_pop(t->cmds, &c)) {
         bt_free(c.req);
     }
+    for (size_t i = 0; i < t->n_stash; i++) { /* of an engine that broke */
+        bt_free(t->stash[i].req);
+    }
+    bt_spent_free(&t->spent);
     if (t->inbox != NULL) {
         bt_inbox_destroy(t->inbox);
     }
     bt_ring_destroy(t->cmds);
-    bt_free(t->plp);
+    bt_fifo_destroy(t->blocks);
     bt_free(t->stash);
     bt_free(t->seq_job_slot);
     bt_free(t->jobs);
     bt_engine_destroy(t->engine);
     pthread_mutex_destroy(&t->mutex);
     bt_free(t);
+}
+
+/* Room for the largest landing twice. */
+static size_t blocks_bytes(const struct bt_engine *e)
+{
+    const struct bt_model_info *info = bt_engine_model(e);
+    size_t pages = info->context / bt_engine_layout(e)->page_tokens + 1;
+    size_t largest = pages * info->n_groups * sizeof(uint32_t) + BT_FIFO_BLOCK_OVERHEAD;
+
+    return 2 * largest > BLOCKS_MIN ? 2 * largest : BLOCKS_MIN;
 }
 
 enum bt_status bt_engine_thread_start(struct bt_net_loop *l, struct bt_engine *e, uint32_t max_jobs,
@@ -550,6 +589,10 @@ enum bt_status bt_engine_thread_start(struct bt_net_loop *l, struct bt_engine *e
     enum bt_status st =
         t->jobs == NULL || t->seq_job_slot == NULL || t->stash == NULL ? BT_ERR_NOMEM : BT_OK;
 
+    t->seal.thread = "engine";
+    if (st == BT_OK) {
+        st = bt_fifo_create(blocks_bytes(e), &t->blocks);
+    }
     if (st == BT_OK) {
         st = bt_ring_create(sizeof(struct cmd), n_cmds, &t->cmds);
     }
@@ -626,6 +669,7 @@ static enum bt_status push_req(struct bt_engine_thread *t, enum cmd_kind kind, u
     if (bt_ring_count(t->cmds) >= t->cmds_busy) {
         return BT_ERR_BUSY;
     }
+    bt_spent_free(&t->spent);
     struct req_copy *copy = copy_req(req);
 
     if (copy == NULL) {
@@ -673,6 +717,7 @@ struct bt_engine_snapshot bt_engine_thread_snapshot(struct bt_engine_thread *t)
     struct bt_engine_snapshot s = t->snapshot;
 
     pthread_mutex_unlock(&t->mutex);
+    s.sealed_heap_calls = bt_seal_heap_calls(&t->seal);
     return s;
 }
 

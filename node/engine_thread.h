@@ -7,7 +7,8 @@
  *
  * Sequences are named by the caller's job id (generational, slot in the low 32 bits), so that a
  * command may follow its submit without waiting for an answer. Commands are carried out in order.
- */
+ *
+ * The thread is sealed (base/mem.h): it never calls the heap once it runs. */
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -23,8 +24,8 @@ enum bt_engine_ev_kind {
     BT_ENGINE_EV_STARTED, /* the first chunk begins */
     BT_ENGINE_EV_PAGES,   /* pages of one layer are complete */
     BT_ENGINE_EV_TOKEN,
-    BT_ENGINE_EV_PROMPT_LOGPROBS,
-    BT_ENGINE_EV_PREEMPTED, /* the engine forgot the job */
+    BT_ENGINE_EV_PROMPT_LOGPROBS, /* a part of them */
+    BT_ENGINE_EV_PREEMPTED,       /* the engine forgot the job */
     BT_ENGINE_EV_SHORT,  /* a prompt waits for pages that others hold (after each step, and before
                                sleeping), or a landing found none; job 0 */
     BT_ENGINE_EV_LANDED, /* pages are leased */
@@ -95,6 +96,7 @@ struct bt_engine_snapshot {
                                        largest; 0 before the first */
     uint32_t prefill_step_max;      /* prompt tokens of the largest step */
     double decode_step_ms;
+    uint64_t sealed_heap_calls; /* of the thread: 0, or a bug */
 };
 struct bt_engine_snapshot bt_engine_thread_snapshot(struct bt_engine_thread *t);
 /* Layers computed since the start, of all steps: it grows while the engine works, and no more when it hangs. Any thread. */

@@ -17,6 +17,8 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 BIN = os.environ.get("BATON_BIN", os.path.join(ROOT, "build", "release", "bin"))
 GOLDEN = os.path.join(ROOT, "tests", "golden", "models")
 SHARED = os.path.join(ROOT, "..", "shared", "data")
+# A daemon whose engine or transfer thread calls the heap on the request path ends, and its test with it.
+os.environ.setdefault("BT_HEAP_SEAL", "abort")
 SLOW = float(os.environ.get("BATON_TEST_SLOW", "1"))  # deadlines times this, for sanitizer builds
 
 

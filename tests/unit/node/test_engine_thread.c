@@ -64,6 +64,7 @@ static struct bt_engine_thread *start(const char *model, uint32_t max_jobs, stru
 
 static void stop(struct bt_engine_thread *t, struct seen *s)
 {
+    CHECK_EQ(bt_engine_thread_snapshot(t).sealed_heap_calls, 0);
     bt_engine_thread_stop(t);
     bt_net_loop_destroy(s->loop);
 }
