@@ -110,6 +110,27 @@ void bt_arena_reset(struct bt_arena *a)
     a->used = 0;
 }
 
+void bt_arena_rewind(struct bt_arena *a)
+{
+    struct bt_arena_block *kept = NULL;
+
+    for (struct bt_arena_block *b = a->head, *next; b != NULL; b = next) {
+        next = b->next;
+        if (b->bytes <= BLOCK_BYTES_MAX && (kept == NULL || b->bytes > kept->bytes)) {
+            bt_free(kept);
+            kept = b;
+        } else {
+            bt_free(b);
+        }
+    }
+    if (kept != NULL) {
+        kept->next = NULL;
+        kept->used = 0;
+    }
+    a->head = kept;
+    a->used = 0;
+}
+
 void bt_arena_fini(struct bt_arena *a)
 {
     bt_arena_reset(a);

@@ -5,15 +5,15 @@
  * found again, nor what was told before a reset, nor one kind of model's blocks at nodes of another.
  * It refuses to know loads; a wrong guess costs time only. */
 
+#include "base/assert.h"
 #include "base/hash.h"
 #include "base/mem.h"
 #include "router/router_core_int.h"
 #include "sched/prefix_hash.h"
 
 /* 262,144 blocks of 64 tokens or more, over all nodes, in 6 MiB. */
-#define SETS       65536u /* power of two */
-#define WAYS       4u
-#define BLOCKS_MAX 4096u /* of one prompt */
+#define SETS 65536u /* power of two */
+#define WAYS 4u
 /* A node that tells of its cache is believed to have what it was given for so long, if it does not
  * tell that it does. */
 #define GUESS_NS (UINT64_C(30) * 1000000000)
@@ -60,12 +60,14 @@ void bt_rt_affinity_prepare(struct bt_rt_core *c, struct rt_seq *s)
     uint32_t size = block_tokens_of(n), count = s->n_prompt / size;
     uint64_t at = 0;
 
-    bt_free(s->chain);
     s->n_chain = 0;
     s->block_tokens = size;
-    count = count < BLOCKS_MAX ? count : BLOCKS_MAX;
-    s->chain = count > 0 ? bt_alloc(count * sizeof *s->chain) : NULL;
-    for (uint32_t i = 0; s->chain != NULL && i < count; i++) { /* no memory: nothing is cached */
+    count = count < RT_CHAIN_MAX ? count : RT_CHAIN_MAX;
+    if (s->chain == NULL && count > 0) {
+        s->chain = bt_slab_get(&c->chains);
+        BT_ASSERT(s->chain != NULL);
+    }
+    for (uint32_t i = 0; i < count; i++) {
         s->chain[i] = at = bt_prefix_block_hash(at, s->tokens + (size_t)i * size, size);
         s->n_chain++;
     }
@@ -157,7 +159,7 @@ void bt_rt_affinity_note_more(struct rt_affinity *a, uint64_t now, const struct 
     uint64_t at = s->n_chain > 0 ? s->chain[s->n_chain - 1] : 0;
     uint32_t size = s->block_tokens;
 
-    for (uint32_t i = s->n_chain; size > 0 && i < s->n_tokens / size && i < BLOCKS_MAX; i++) {
+    for (uint32_t i = s->n_chain; size > 0 && i < s->n_tokens / size && i < RT_CHAIN_MAX; i++) {
         at = bt_prefix_block_hash(at, s->tokens + (size_t)i * size, size);
         put(a, n, at, until(n, now));
     }

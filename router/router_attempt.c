@@ -369,13 +369,14 @@ static void blame(struct bt_rt_core *c, struct rt_seq *s, enum bt_role role)
     }
 }
 
-/* For those who look at the request later. Without memory it is not kept. */
-static void remember(struct rt_seq *s, uint64_t now)
+/* For those who look at the request later. */
+static void remember(struct bt_rt_core *c, struct rt_seq *s, uint64_t now)
 {
     struct bt_rt_attempt *a = &s->info.attempt;
 
-    if (s->ended == NULL && (s->ended = bt_alloc(BT_RT_ATTEMPTS_MAX * sizeof *s->ended)) == NULL) {
-        return;
+    if (s->ended == NULL) {
+        s->ended = bt_slab_get(&c->histories);
+        BT_ASSERT(s->ended != NULL);
     }
     a->t_end = now;
     a->reason = s->reason;
@@ -445,7 +446,7 @@ void bt_rt_attempt_failed(struct bt_rt_core *c, uint64_t now, struct rt_seq *s, 
     set_why(s, text, bt_rt_phase(c, s));
     s->has_reason = true;
     s->reason = reason;
-    remember(s, now);
+    remember(c, s, now);
     blame(c, s, role);
     if (role == BT_ROLE_DECODE || s->told_kept) {
         keep_prefill(c, now, s, s->told_kept);
@@ -568,10 +569,11 @@ static bool accept(struct bt_rt_core *c, struct rt_seq *s, const struct bt_sampl
 }
 
 /* Keeps tokens that others must come in front of. */
-static bool buffer_gap(struct rt_seq *s, const struct bt_msg_output *o)
+static bool buffer_gap(struct bt_rt_core *c, struct rt_seq *s, const struct bt_msg_output *o)
 {
-    if (s->gap == NULL && (s->gap = bt_alloc(RT_GAP_MAX * sizeof *s->gap)) == NULL) {
-        return false;
+    if (s->gap == NULL) {
+        s->gap = bt_slab_get(&c->gaps);
+        BT_ASSERT(s->gap != NULL);
     }
     if (s->gap_n == 0) {
         s->gap_first = o->index;
@@ -634,7 +636,7 @@ static bool take_tokens(struct bt_rt_core *c, struct rt_seq *s, const struct bt_
         return o->finish == 0;
     }
     if (o->index > at) {
-        return buffer_gap(s, o);
+        return buffer_gap(c, s, o);
     }
     size_t known = at - o->index;
 

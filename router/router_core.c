@@ -8,12 +8,26 @@
 #include "base/assert.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/utf8.h"
 
 #define SCRATCH_MAX   ((size_t)256 << 20)
 #define SCAN_MAX      256u  /* waiting sequences looked at in one pump */
 #define ANSWER_TOKENS 128.0 /* of an answer, before the first one was seen */
 
 /* ---- life ---- */
+
+static bool slabs_init(struct bt_rt_core *c)
+{
+    uint32_t n = c->opts.seqs_max;
+
+    return bt_slab_init(&c->biases, "biases", BT_LOGIT_BIAS_MAX * sizeof(struct bt_logit_bias),
+                        n) == BT_OK &&
+           bt_slab_init(&c->chains, "prompt blocks", RT_CHAIN_MAX * sizeof(uint64_t), n) == BT_OK &&
+           bt_slab_init(&c->gaps, "token gaps", RT_GAP_MAX * sizeof(struct bt_sampled), n) ==
+               BT_OK &&
+           bt_slab_init(&c->histories, "ended attempts",
+                        BT_RT_ATTEMPTS_MAX * sizeof(struct bt_rt_attempt), n) == BT_OK;
+}
 
 enum bt_status bt_rt_core_create(const struct bt_rt_opts *opts, struct bt_rt_core **out)
 {
@@ -27,14 +41,10 @@ enum bt_status bt_rt_core_create(const struct bt_rt_opts *opts, struct bt_rt_cor
     c->nodes = bt_calloc(opts->nodes_max, sizeof *c->nodes);
     c->node_generation = bt_calloc(opts->nodes_max, sizeof *c->node_generation);
     c->affinity = bt_rt_affinity_create();
-    if (c->nodes == NULL || c->node_generation == NULL || c->affinity == NULL ||
+    if (c->nodes == NULL || c->node_generation == NULL || c->affinity == NULL || !slabs_init(c) ||
         bt_adm_init(&c->adm, opts->n_keys, opts->seqs_max) != BT_OK ||
         bt_ticket_table_init(&c->seqs, sizeof(struct rt_seq), opts->seqs_max, 0) != BT_OK) {
-        bt_adm_fini(&c->adm);
-        bt_rt_affinity_destroy(c->affinity);
-        bt_free(c->nodes);
-        bt_free(c->node_generation);
-        bt_free(c);
+        bt_rt_core_destroy(c);
         return BT_ERR_NOMEM;
     }
     c->answer_mean = ANSWER_TOKENS;
@@ -44,12 +54,11 @@ enum bt_status bt_rt_core_create(const struct bt_rt_opts *opts, struct bt_rt_cor
 
 static void seq_free(struct bt_rt_core *c, struct rt_seq *s)
 {
-    bt_free(s->request_id);
     bt_free(s->tokens);
-    bt_free(s->bias);
-    bt_free(s->gap);
-    bt_free(s->ended);
-    bt_free(s->chain);
+    bt_slab_put(&c->biases, s->bias);
+    bt_slab_put(&c->gaps, s->gap);
+    bt_slab_put(&c->histories, s->ended);
+    bt_slab_put(&c->chains, s->chain);
     bt_ticket_table_remove(&c->seqs, s);
 }
 
@@ -72,7 +81,7 @@ static void drained(struct bt_rt_core *c)
         bt_free(c->trash[i]);
     }
     c->n_trash = 0;
-    bt_arena_reset(&c->scratch);
+    bt_arena_rewind(&c->scratch);
 }
 
 void bt_rt_core_destroy(struct bt_rt_core *c)
@@ -86,6 +95,10 @@ void bt_rt_core_destroy(struct bt_rt_core *c)
     bt_rt_nodes_fini(c);
     bt_adm_fini(&c->adm);
     bt_ticket_table_fini(&c->seqs);
+    bt_slab_fini(&c->biases);
+    bt_slab_fini(&c->chains);
+    bt_slab_fini(&c->gaps);
+    bt_slab_fini(&c->histories);
     bt_arena_fini(&c->scratch);
     bt_free(c->trash);
     bt_free(c->actions);
@@ -260,19 +273,25 @@ uint32_t bt_rt_core_room(const struct bt_rt_core *c)
     return room < slots ? room : slots;
 }
 
-static bool seq_copy(struct rt_seq *s, const struct bt_rt_seq_start *in)
+static bool seq_copy(struct bt_rt_core *c, struct rt_seq *s, const struct bt_rt_seq_start *in)
 {
-    s->request_id = bt_strdup(in->request_id);
+    size_t id_bytes = strnlen(in->request_id, sizeof s->request_id);
+
     s->cap_tokens = in->n_prompt + 64;
     s->tokens = bt_alloc((size_t)s->cap_tokens * sizeof *s->tokens);
-    s->bias = bt_alloc(in->sampling->n_bias * sizeof *s->bias);
-    if (s->request_id == NULL || s->tokens == NULL || s->bias == NULL) {
+    if (s->tokens == NULL) {
         return false;
     }
+    id_bytes = id_bytes < sizeof s->request_id
+                   ? id_bytes
+                   : bt_utf8_complete_len(in->request_id, sizeof s->request_id - 1);
+    memcpy(s->request_id, in->request_id, id_bytes); /* the rest is zero */
     memcpy(s->tokens, in->tokens, (size_t)in->n_prompt * sizeof *s->tokens);
     s->n_tokens = s->n_prompt = in->n_prompt;
     s->sampling = *in->sampling;
     if (in->sampling->n_bias > 0) {
+        s->bias = bt_slab_get(&c->biases);
+        BT_ASSERT(s->bias != NULL); /* one for each sequence, as of the other slabs */
         memcpy(s->bias, in->sampling->bias, in->sampling->n_bias * sizeof *s->bias);
     }
     s->sampling.bias = s->bias;
@@ -304,7 +323,8 @@ enum bt_status bt_rt_seq_start(struct bt_rt_core *c, uint64_t now, const struct 
 {
     struct bt_ticket t;
 
-    BT_ASSERT(in->n_prompt > 0 && in->n_prompt < UINT32_MAX / 2);
+    BT_ASSERT(in->n_prompt > 0 && in->n_prompt < UINT32_MAX / 2 &&
+              in->sampling->n_bias <= BT_LOGIT_BIAS_MAX);
     if (bt_rt_core_room(c) == 0) {
         return BT_ERR_BUSY;
     }
@@ -317,7 +337,7 @@ enum bt_status bt_rt_seq_start(struct bt_rt_core *c, uint64_t now, const struct 
     if (s == NULL) {
         return BT_ERR_NOMEM;
     }
-    if (!seq_copy(s, in)) {
+    if (!seq_copy(c, s, in)) {
         seq_free(c, s);
         return BT_ERR_NOMEM;
     }

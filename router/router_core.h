@@ -2,7 +2,10 @@
 #define BT_ROUTER_ROUTER_CORE_H
 
 /* The router's decisions: nodes, placement, attempts, retries. Events in, actions out, time as an
- * argument. No I/O, no clock, no thread. The router and the simulation run the same code.
+ * argument. No I/O, no clock, no thread. The router and the simulation run the same code. What a sequence needs is reserved
+ * at create for all seqs_max, but for its token ids: these take heap memory at its start, in long answers now and then
+ * more, and give it back at its end. Otherwise only what nodes tell of themselves does, and the queue of actions and
+ * their texts, until they have their working size.
  *
  * A *sequence* is one choice of one prompt. It runs as a series of *attempts*, each with its own
  * ticket on one pair:
@@ -142,7 +145,7 @@ enum bt_status bt_rt_set_role(struct bt_rt_core *c, uint64_t now, const char *no
 /* ---- sequences ---- */
 
 struct bt_rt_seq_start {
-    const char *request_id; /* copied */
+    const char *request_id; /* copied; cut at BT_SESSION_ID_MAX */
     const uint32_t *tokens; /* copied; the prompt, n_prompt >= 1 */
     uint32_t n_prompt;
     const struct bt_sampling

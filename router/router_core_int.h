@@ -5,13 +5,15 @@
 
 #include "base/arena.h"
 #include "base/log.h"
+#include "base/slab.h"
 #include "proto/ticket_table.h"
 #include "router/router_admission.h"
 #include "router/router_core.h"
 
 #define RT_DROPPED   (BT_RT_LOG + 1) /* kind of a queued action that nobody wants any more */
 #define RT_NAME_MAX  BT_RT_NAME_MAX
-#define RT_GAP_MAX   64 /* tokens that may wait for one in front of them */
+#define RT_GAP_MAX   64   /* tokens that may wait for one in front of them */
+#define RT_CHAIN_MAX 4096 /* blocks of one prompt that are looked for in caches */
 #define RT_AVOID_MAX 8
 #define RT_GONE_MAX  64
 #define RT_GONE_NS   (UINT64_C(300) * 1000000000)
@@ -68,11 +70,11 @@ struct rt_seq {
     struct bt_job head;
     enum rt_seq_state state;
     struct rt_seq *prev, *next; /* in the list of its state */
-    char *request_id;
-    uint32_t *tokens; /* prompt and answer so far */
+    char request_id[BT_SESSION_ID_MAX + 1];
+    uint32_t *tokens; /* prompt and answer so far: the only memory from the heap */
     uint32_t n_tokens, cap_tokens, n_prompt;
     struct bt_sampling sampling;
-    struct bt_logit_bias *bias;
+    struct bt_logit_bias *bias; /* of c->biases, or NULL */
     bool prompt_logprobs;
     uint32_t prompt_next;    /* prompt position whose log-probability is wanted next */
     struct bt_adm_item turn; /* its place among the waiting */
@@ -92,7 +94,8 @@ struct rt_seq {
         uint32_t weight;
     } avoid[RT_AVOID_MAX];
     uint32_t n_avoid;
-    uint64_t *chain; /* [n_chain] names of the prompt's blocks, see router_affinity.c */
+    uint64_t *
+        chain; /* of c->chains when needed: [n_chain] names of the prompt's blocks, see router_affinity.c */
     uint32_t n_chain, block_tokens; /* 0: not known yet */
     uint64_t prefer; /* prefill instance that has computed the prompt already; 0: none */
     /* The prefill leg of the last attempt, if only its decode side failed: that node keeps what it computed for the
@@ -108,12 +111,12 @@ struct rt_seq {
     /* the attempt */
     struct rt_leg leg[2]; /* by enum bt_role */
     bool decode_began, prefill_answered;
-    struct bt_sampled *gap; /* [RT_GAP_MAX], allocated when needed */
+    struct bt_sampled *gap; /* [RT_GAP_MAX], of c->gaps when needed */
     uint32_t gap_first, gap_n, gap_finish;
     uint32_t finish; /* != 0: complete, waits for statistics until finish_at */
     uint64_t finish_at;
     struct bt_rt_seq_info info;
-    struct bt_rt_attempt *ended; /* [BT_RT_ATTEMPTS_MAX], allocated when needed */
+    struct bt_rt_attempt *ended; /* [BT_RT_ATTEMPTS_MAX], of c->histories when needed */
     char prefill_name[RT_NAME_MAX], decode_name[RT_NAME_MAX];
 };
 
@@ -145,6 +148,7 @@ struct bt_rt_core {
     uint32_t *node_generation;
     uint32_t n_slots; /* slots of nodes ever used */
     struct bt_ticket_table seqs;
+    struct bt_slab biases, chains, gaps, histories; /* of sequences: room for one of each */
     struct rt_list waiting, running, over;
     struct bt_adm adm;  /* order of the waiting */
     double answer_mean; /* tokens of an answer, of late */

@@ -133,6 +133,35 @@ static void test_arena(void)
     CHECK_EQ(bt_test_live_bytes(), before);
 }
 
+/* What fits into one block needs no heap call after the first time; what does not is given back. */
+static void test_arena_rewind(void)
+{
+    size_t before = bt_test_live_bytes();
+    struct bt_arena a;
+    uint64_t calls = 0;
+
+    bt_arena_init(&a, (size_t)1 << 24);
+    bt_arena_rewind(&a);
+    for (int round = 0; round < 100; round++) {
+        uint64_t at = bt_test_heap_calls();
+
+        for (int i = 0; i < 100; i++) {
+            void *p = bt_arena_alloc(&a, 400);
+            CHECK(p != NULL);
+            memset(p, i, 400);
+        }
+        bt_arena_rewind(&a);
+        CHECK_EQ(a.used, 0);
+        calls = round >= 10 ? calls + bt_test_heap_calls() - at : 0;
+    }
+    CHECK_EQ(calls, 0);
+    CHECK(bt_arena_alloc(&a, (size_t)1 << 23) != NULL);
+    bt_arena_rewind(&a);
+    CHECK(bt_test_live_bytes() - before < 70000);
+    bt_arena_fini(&a);
+    CHECK_EQ(bt_test_live_bytes(), before);
+}
+
 static void test_buf(void)
 {
     size_t before = bt_test_live_bytes();
@@ -243,6 +272,7 @@ int main(void)
     test_heap();
     test_planned_failure();
     test_arena();
+    test_arena_rewind();
     test_buf();
     test_err();
     test_clock();

@@ -47,8 +47,9 @@ static uint32_t roll(uint32_t n)
     return (uint32_t)(rng >> 20) % n;
 }
 
+static uint64_t n_resent, n_accepted;
+
 /* The one answer. */
-static uint64_t n_resent;
 
 static uint32_t token_of(uint32_t seq, uint32_t index)
 {
@@ -231,7 +232,9 @@ static void seq_start(void)
                                  .deadline = roll(10) == 0 ? now + roll(500) * MS : UINT64_MAX,
                                  .user = s};
 
-    if (bt_rt_seq_start(core, now, &in, &s->id) != BT_OK) {
+    if (bt_rt_seq_start(core, now, &in, &s->id) == BT_OK) {
+        n_accepted++;
+    } else {
         s->used = false;
     }
     drain();
@@ -308,7 +311,7 @@ static void check_idle(void)
     }
 }
 
-static uint32_t run(uint64_t seed)
+static void core_start(uint64_t seed)
 {
     struct bt_rt_opts opts = {.instance = 1,
                               .name = "r",
@@ -323,7 +326,6 @@ static uint32_t run(uint64_t seed)
                               .lease_ns = 3000 * MS,
                               .heartbeat_ns = 250 * MS,
                               .backoff_ns = 5 * MS};
-    uint32_t finished = 0;
 
     rng = seed * UINT64_C(0x9e3779b97f4a7c15) + 1;
     now = 1000 * MS;
@@ -333,6 +335,13 @@ static uint32_t run(uint64_t seed)
     for (uint32_t i = 0; i < NODES; i++) {
         nodes[i].role = i % 2 != 0 ? BT_ROLE_DECODE : BT_ROLE_PREFILL;
     }
+}
+
+static uint32_t run(uint64_t seed)
+{
+    uint32_t finished = 0;
+
+    core_start(seed);
     for (uint32_t i = 0; i < 1500; i++) {
         step(true);
     }
@@ -353,6 +362,66 @@ static uint32_t run(uint64_t seed)
     return finished;
 }
 
+/* Heap calls of one of these, whatever it sets off. */
+static uint64_t heap_calls_of(uint32_t what)
+{
+    struct node *n = &nodes[roll(NODES)];
+    struct job *j = any_job(n);
+    struct seq *s = &seqs[roll(SEQS)];
+    uint64_t before = bt_test_heap_calls();
+
+    if (what < 55 && j != NULL) {
+        answer(n, j);
+    } else if (what < 60 && j != NULL) {
+        give_up(n, j);
+    } else if (what < 62 && s->used && !s->over) {
+        s->over = true;
+        bt_rt_seq_cancel(core, now, s->id);
+        drain();
+    } else if (what < 70) {
+        now += 5 * MS;
+        bt_rt_on_tick(core, now);
+        drain();
+    }
+    return bt_test_heap_calls() - before;
+}
+
+/* Once its lists have their working size, a request costs the core one heap call: its token ids. */
+static void test_heap(void)
+{
+    uint64_t calls = 0, start_calls = 0, n_started = 0;
+    uint32_t n_requests = 0;
+
+    core_start(1);
+    for (uint32_t i = 0; i < NODES; i++) {
+        node_up(&nodes[i]);
+    }
+    for (uint32_t i = 0; n_requests < 6000 && i < 1000000; i++) {
+        uint32_t what = roll(100);
+        bool warm = n_requests > 1000;
+
+        if (what >= 95) {
+            beat(); /* load reports bring memory of their own */
+        } else if (what >= 70) {
+            uint64_t before = bt_test_heap_calls(), attempts = n_accepted;
+
+            seq_start();
+            n_requests += (uint32_t)(n_accepted - attempts);
+            n_started += warm ? n_accepted - attempts : 0;
+            start_calls += warm ? bt_test_heap_calls() - before : 0;
+        } else {
+            calls += warm ? heap_calls_of(what) : 0 * heap_calls_of(what);
+        }
+        for (uint32_t k = 0; k < SEQS; k++) {
+            seqs[k].used = seqs[k].used && !seqs[k].over;
+        }
+    }
+    CHECK(n_requests == 6000 && n_started > 4000);
+    CHECK_EQ(calls, 0);
+    CHECK_EQ(start_calls, n_started);
+    bt_rt_core_destroy(core);
+}
+
 int main(int argc, char **argv)
 {
     uint64_t n_seeds = argc > 1 ? strtoul(argv[1], NULL, 10) : 60;
@@ -367,6 +436,7 @@ int main(int argc, char **argv)
             break;
         }
     }
+    test_heap();
     CHECK(finished > n_seeds * 20); /* most of them were not cancelled */
     CHECK(n_resent > n_seeds);
     CHECK_EQ(bt_test_live_bytes(), 0);
