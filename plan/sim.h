@@ -13,8 +13,9 @@
  * is answered or refused exactly once; its tokens are those of an undisturbed run, in order, without
  * gap or repeat; the cores' actions keep the contracts of their headers; no page is written, sent or
  * read by any but its holder, nor written when others have it too; each page's holders are those in
- * whose tables it stands; after the faults everything settles within bounded time, the pools are
- * all free or cached, and new requests are served. */
+ * whose tables it stands; whenever no request runs and the last lease of whoever vanished is over,
+ * the pools are all free or cached within a second; after the faults everything settles within
+ * bounded time, and new requests are served. */
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -68,6 +69,8 @@ struct bt_sim_result {
     uint64_t n_local;     /* prompts given to a decode node */
     uint64_t longest_ns;  /* of a request that finished, from its arrival */
     uint64_t settling_ns; /* from the last fault's end until all requests were over */
+    uint64_t
+        free_ns; /* longest time that pages were held after the last request's end and the last lease's */
 };
 
 /* BT_ERR_NOMEM. */

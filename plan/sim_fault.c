@@ -3,6 +3,11 @@
 
 #include "plan/sim_int.h"
 
+static void changed(struct bt_sim *s)
+{
+    s->t_fault = s->now;
+}
+
 static uint32_t pick_proc(struct bt_sim *s, bool router)
 {
     uint32_t first = router ? 0 : s->cfg.n_routers;
@@ -14,6 +19,7 @@ static uint32_t pick_proc(struct bt_sim *s, bool router)
 static void on_restart(struct bt_sim *s, struct sim_event *e)
 {
     if (!s->procs[e->i].alive) {
+        changed(s);
         sim_proc_start(s, e->i);
     }
 }
@@ -33,6 +39,7 @@ static void kill_proc(struct bt_sim *s, uint32_t proc)
 static void on_thaw(struct bt_sim *s, struct sim_event *e)
 {
     if (s->procs[e->i].alive && s->procs[e->i].frozen && s->procs[e->i].incarnation == e->k) {
+        changed(s);
         sim_proc_thaw(s, e->i);
     }
 }
@@ -55,6 +62,7 @@ static void freeze_proc(struct bt_sim *s, uint32_t proc)
 static void on_heal(struct bt_sim *s, struct sim_event *e)
 {
     if (s->cut[e->i][e->k] || s->cut[e->k][e->i]) {
+        changed(s);
         sim_heal(s, e->i, e->k);
     }
 }
@@ -81,6 +89,7 @@ static void cut_network(struct bt_sim *s)
 static void on_fast(struct bt_sim *s, struct sim_event *e)
 {
     (void)e;
+    changed(s);
     s->slow = 1;
 }
 
@@ -92,6 +101,7 @@ static void on_drained(struct bt_sim *s, struct sim_event *e)
     if (p->alive && p->draining) {
         sim_post(s, s->now + 100 * SIM_MS, SIM_WORLD, on_drained)->i = e->i;
     } else if (!p->alive) {
+        changed(s);
         sim_proc_start(s, e->i);
     }
 }
@@ -174,6 +184,8 @@ static void forge(struct bt_sim *s)
 
 static void inject(struct bt_sim *s, enum sim_fault kind)
 {
+    changed(s);
+    s->stalled = s->stalled || kind == SIM_FAULT_STALL || kind == SIM_FAULT_FORGE;
     switch (kind) {
     case SIM_FAULT_KILL_NODE:
         kill_proc(s, pick_proc(s, false));
@@ -243,6 +255,7 @@ static void on_roll(struct bt_sim *s, struct sim_event *e)
 {
     struct sim_proc *p = &s->procs[e->i];
 
+    changed(s);
     if (e->k == 0) {
         drain_proc(s, e->i);
         s->result.faults++;
@@ -271,6 +284,7 @@ static void on_flip(struct bt_sim *s, struct sim_event *e)
     enum bt_role role = (enum bt_role)(x / 1024 % 3);
     struct bt_err err = {0};
 
+    changed(s);
     if (r->alive && !r->frozen &&
         bt_rt_set_role(r->router->core, s->now, s->procs[node].name, role, false, &instance,
                        &err) == BT_OK) {
@@ -294,6 +308,7 @@ static void flips_start(struct bt_sim *s)
 static void on_all_over(struct bt_sim *s, struct sim_event *e)
 {
     (void)e;
+    changed(s);
     s->slow = 1;
     for (uint32_t a = 0; a < s->n_procs; a++) {
         struct sim_proc *p = &s->procs[a];

@@ -5,7 +5,8 @@
  * cluster; sim_proc.c: processes and the network between them; sim_session.c: session streams;
  * sim_engine.c: the toy engine; sim_conn.c, sim_land.c, sim_push.c: the transfer room;
  * sim_daemon.c with sim_prefill.c and sim_decode.c: nodes; sim_router.c, sim_client.c: routers and
- * requests; sim_fault.c: faults; sim_settle.c: what must hold in the end; sim_audit.c: page accounts.
+ * requests; sim_fault.c: faults; sim_quiet.c: when pages must be free; sim_settle.c: what must hold in the end; sim_audit.c:
+ * page accounts.
  *
  * Memory: an allocation that fails is a bug of the test machine; sim_alloc() asserts. */
 
@@ -390,6 +391,8 @@ struct bt_sim {
     uint32_t n_requests;
     uint32_t n_open;   /* requests not over yet */
     uint64_t t_over;   /* of the last request */
+    uint64_t t_fault;  /* something was broken or put right last; 0: never */
+    bool stalled;      /* receives may not end, or messages were forged */
     uint32_t stage;    /* of settling */
     uint32_t n_probed; /* routers */
     uint64_t t_settle, t_stage_end;
@@ -569,10 +572,11 @@ void sim_client_probe(struct bt_sim *s, uint32_t router);
 void sim_audit(struct bt_sim *s,
                const struct sim_node *n); /* fails unless the pages' holders are right */
 
-/* ---- sim_fault.c, sim_settle.c ---- */
+/* ---- sim_fault.c, sim_quiet.c, sim_settle.c ---- */
 
 void sim_faults_start(struct bt_sim *s);
 void sim_drain(struct bt_sim *s, uint32_t proc); /* and replaces it afterwards */
-void sim_settle_start(struct bt_sim *s);         /* after the last fault */
+void sim_quiet_start(struct bt_sim *s);
+void sim_settle_start(struct bt_sim *s); /* after the last fault */
 
 #endif

@@ -284,6 +284,7 @@ void bt_sim_run(struct bt_sim *s)
     sim_procs_start(s);
     sim_clients_start(s);
     sim_faults_start(s);
+    sim_quiet_start(s);
     sim_log(s, "run: %u routers, %u prefill and %u decode nodes, %u requests, %u faults",
             c->n_routers, c->n_nodes[0], c->n_nodes[1], c->n_requests, c->n_faults);
     while (!s->result.failed && !s->done) {

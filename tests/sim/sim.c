@@ -31,7 +31,7 @@ struct totals {
         hits_decode, faults, virtual_ms;
     struct longest {
         uint64_t ms, seed;
-    } request, settling;
+    } request, settling, held;
 };
 
 static const struct bt_sim *current; /* for the handler of a failed assertion */
@@ -78,6 +78,7 @@ static void add(struct totals *t, uint64_t seed, const struct bt_sim_result *r)
 {
     longer(&t->request, r->longest_ns / BT_NS_PER_MS, seed);
     longer(&t->settling, r->settling_ns / BT_NS_PER_MS, seed);
+    longer(&t->held, r->free_ns / BT_NS_PER_MS, seed);
     t->seeds++;
     t->failed += r->failed;
     t->events += r->events;
@@ -197,6 +198,7 @@ static void sum(struct totals *all, const struct totals *t)
     }
     longer(&all->request, t->request.ms, t->request.seed);
     longer(&all->settling, t->settling.ms, t->settling.seed);
+    longer(&all->held, t->held.ms, t->held.seed);
 }
 
 static void print_totals(const struct totals *t, uint64_t ns)
@@ -224,9 +226,11 @@ static void print_totals(const struct totals *t, uint64_t ns)
            (unsigned long long)t->local, (unsigned long long)t->roles,
            (unsigned long long)t->preempted, (unsigned long long)t->hits_prefill,
            (unsigned long long)t->hits_decode);
-    printf("longest answer: %llu ms (seed %llu); longest settling: %llu ms (seed %llu)\n",
+    printf("longest answer: %llu ms (seed %llu); longest settling: %llu ms (seed %llu); pages "
+           "held after quiet: %llu ms (seed %llu)\n",
            (unsigned long long)t->request.ms, (unsigned long long)t->request.seed,
-           (unsigned long long)t->settling.ms, (unsigned long long)t->settling.seed);
+           (unsigned long long)t->settling.ms, (unsigned long long)t->settling.seed,
+           (unsigned long long)t->held.ms, (unsigned long long)t->held.seed);
 }
 
 static int run_many(const struct options *o)
