@@ -243,11 +243,8 @@ static void on_control(void *arg, uint64_t conn, const struct bt_control *m)
 static void on_router(void *arg, uint32_t router, const struct bt_from_router *m)
 {
     struct bt_decoded *d = arg;
-    char t[9];
 
     if (m->kind == BT_FROM_ROUTER_SUBMIT) {
-        BT_LOG(BT_LOG_DEBUG, "decoded", m->submit.request_id, "ticket %s: %zu tokens",
-               bt_ticket_text(&m->submit.ticket, t), m->submit.n_tokens);
         bt_dc_on_submit(d->core, now_ns(d), router, &m->submit);
         run(d);
     } else if (m->kind == BT_FROM_ROUTER_CANCEL) {

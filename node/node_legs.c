@@ -48,14 +48,29 @@ static enum bt_role leg_of_submit(const struct bt_node *n, const struct bt_msg_s
                                        : BT_ROLE_PREFILL;
 }
 
+static void log_submit(enum bt_role leg, const struct bt_msg_submit *s)
+{
+    bool traced = s->trace_id != NULL && s->trace_id[0] != '\0';
+    char t[9];
+
+    BT_LOG(BT_LOG_DEBUG, leg == BT_ROLE_PREFILL ? "prefilld" : "decoded", s->request_id,
+           "ticket %s: %zu tokens%s%s", bt_ticket_text(&s->ticket, t), s->n_tokens,
+           traced ? ", trace " : "", traced ? s->trace_id : "");
+}
+
 void bt_node_legs_router(struct bt_node *n, uint32_t router, const struct bt_from_router *m)
 {
     for (enum bt_role leg = BT_ROLE_PREFILL; leg < BT_LEGS; leg++) {
         const struct bt_node_hooks *h = &n->legs[leg];
+        bool submit = m->kind == BT_FROM_ROUTER_SUBMIT;
 
-        if (m->kind != BT_FROM_ROUTER_SUBMIT || leg_of_submit(n, &m->submit) == leg) {
-            h->on_router(h->arg, router, m);
+        if (submit && leg_of_submit(n, &m->submit) != leg) {
+            continue;
         }
+        if (submit) {
+            log_submit(leg, &m->submit);
+        }
+        h->on_router(h->arg, router, m);
     }
 }
 

@@ -367,12 +367,9 @@ static void update_peers(struct bt_prefilld *p)
 static void on_router(void *arg, uint32_t router, const struct bt_from_router *m)
 {
     struct bt_prefilld *p = arg;
-    char t[9];
 
     switch (m->kind) {
     case BT_FROM_ROUTER_SUBMIT:
-        BT_LOG(BT_LOG_DEBUG, "prefilld", m->submit.request_id, "ticket %s: %zu tokens",
-               bt_ticket_text(&m->submit.ticket, t), m->submit.n_tokens);
         bt_pf_on_submit(p->core, now_ns(p), router, &m->submit);
         run(p);
         break;

@@ -26,8 +26,12 @@
 #define BT_SESSION_TOKENS_MAX (4u << 20) /* token ids in one submit */
 #define BT_SESSION_PEERS_MAX  4096u
 #define BT_SESSION_ID_MAX     200u   /* of a request id that daemons keep; longer ones are cut */
+#define BT_TRACE_ID_DIGITS    32u    /* hex, lower case */
 #define BT_SESSION_BLOCKS_MAX 65536u /* of a prefix cache, in one report */
 #define BT_SESSION_MSG_MAX    (32u << 20) /* bytes of one message */
+
+/* s begins with the id of a W3C trace: so many digits, not all 0. */
+bool bt_trace_id_valid(const char *s);
 
 /* What a node serves as; the first two also number the legs of an attempt. */
 enum bt_role { BT_ROLE_PREFILL, BT_ROLE_DECODE, BT_ROLE_BOTH };
@@ -174,6 +178,7 @@ struct bt_msg_submit {
     uint64_t peer_instance; /* 0: no other leg; a decode node computes the prompt itself then */
     const char *peer_address;
     struct bt_gate_token peer_gate_token;
+    const char *trace_id; /* for logs; NULL or "": none */
     /* Prefill: the attempt whose decode side failed; what was kept of it is sent again. */
     bool has_replaces;
     struct bt_ticket replaces;

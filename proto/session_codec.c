@@ -92,6 +92,12 @@ static enum bt_status get_sampled_list(size_t n, Baton__Session__V1__SampledToke
 }
 
 /* Names and descriptions end in logs, headers, metric labels and other people's messages. */
+bool bt_trace_id_valid(const char *s)
+{
+    return strspn(s, "0123456789abcdef") >= BT_TRACE_ID_DIGITS &&
+           strspn(s, "0") < BT_TRACE_ID_DIGITS;
+}
+
 static bool printable(const char *s)
 {
     for (const char *c = s; *c != '\0'; c++) {
@@ -461,6 +467,11 @@ static enum bt_status get_submit(const Baton__Session__V1__Submit *p, struct bt_
         s->has_replaces = true;
         st = get_ticket(&p->replaces, &s->replaces, err);
     }
+    if (st == BT_OK && p->trace_id[0] != '\0' &&
+        (!bt_trace_id_valid(p->trace_id) || strlen(p->trace_id) != BT_TRACE_ID_DIGITS)) {
+        st = bad(err, "submit.trace_id", "must be 32 hex digits, not all 0, or empty");
+    }
+    s->trace_id = p->trace_id;
     if (st == BT_OK) {
         st = get_token(&p->peer_gate_token, "submit.peer_gate_token", &s->peer_gate_token, err);
     }
@@ -855,6 +866,7 @@ static bool put_submit(const struct bt_msg_submit *s, Baton__Session__V1__Submit
         p->replaces = ticket(&s->replaces);
     }
     p->peer_gate_token = token(&s->peer_gate_token);
+    p->trace_id = bt_pb_text(s->trace_id);
     p->leg = s->leg == BT_ROLE_BOTH ? 0 : (uint32_t)s->leg + 1;
     p->n_tokens = s->n_tokens;
     p->tokens = bt_arena_alloc(a, s->n_tokens * sizeof *p->tokens);

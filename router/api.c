@@ -10,6 +10,7 @@
 #include "base/hash.h"
 #include "base/mem.h"
 #include "base/utf8.h"
+#include "proto/session.h"
 
 static const struct {
     int http, grpc; /* grpc: enum bt_grpc_status */
@@ -58,6 +59,28 @@ bool bt_api_fail(struct bt_api_err *e, enum bt_api_code code, const char *param,
     (void)vsnprintf(e->msg, sizeof e->msg, fmt, ap);
     va_end(ap);
     return false;
+}
+
+/* version-traceid-parentid-flags in lower case hex; versions above 00 may have more behind, ff is none. */
+const char *bt_api_trace_id(const char *traceparent)
+{
+    static const char shape[] = "vv-tttttttttttttttttttttttttttttttt-pppppppppppppppp-ff";
+    size_t len = traceparent != NULL ? strlen(traceparent) : 0;
+    const size_t whole = sizeof shape - 1;
+
+    if (len < whole || strncmp(traceparent, "ff", 2) == 0 ||
+        (len > whole && (strncmp(traceparent, "00", 2) == 0 || traceparent[whole] != '-'))) {
+        return NULL;
+    }
+    for (size_t i = 0; i < whole; i++) {
+        if (shape[i] == '-' ? traceparent[i] != '-'
+                            : strchr("0123456789abcdef", traceparent[i]) == NULL) {
+            return NULL;
+        }
+    }
+    return bt_trace_id_valid(traceparent + 3) && strspn(traceparent + 36, "0") < 16
+               ? traceparent + 3
+               : NULL;
 }
 
 /* ---- parameters ---- */

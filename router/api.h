@@ -38,6 +38,9 @@ int bt_api_grpc_status(enum bt_api_code c);
 bool bt_api_fail(struct bt_api_err *e, enum bt_api_code code, const char *param, const char *fmt,
                  ...) BT_PRINTF(4, 5);
 
+/* Where the trace id begins in a W3C traceparent (32 digits, others follow). NULL: there is none, or it is not one. */
+const char *bt_api_trace_id(const char *traceparent);
+
 #define BT_PARAMS_N_MAX       128u
 #define BT_PARAMS_PROMPTS_MAX 1024u
 

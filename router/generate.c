@@ -185,6 +185,7 @@ static bool choice_start(struct gen_choice *ch, struct bt_api_err *e)
     }
     struct bt_rt_seq_start s = {
         .request_id = g->request_id,
+        .trace_id = bt_api_trace_id(g->traceparent),
         .tokens = ch->prompt->ids,
         .n_prompt = ch->prompt->n,
         .sampling = &sampling,

@@ -186,6 +186,7 @@ static struct bt_msg_submit *send_submit(struct bt_rt_core *c, const struct rt_s
         .ticket = s->head.ticket,
         .leg = leg,
         .request_id = s->request_id,
+        .trace_id = s->trace_id,
         /* of a complete answer the last token is produced again */
         .n_tokens = s->n_tokens - (s->finish != 0),
         .tokens = s->tokens,

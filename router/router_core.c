@@ -286,6 +286,7 @@ static bool seq_copy(struct bt_rt_core *c, struct rt_seq *s, const struct bt_rt_
                    ? id_bytes
                    : bt_utf8_complete_len(in->request_id, sizeof s->request_id - 1);
     memcpy(s->request_id, in->request_id, id_bytes); /* the rest is zero */
+    snprintf(s->trace_id, sizeof s->trace_id, "%s", in->trace_id != NULL ? in->trace_id : "");
     memcpy(s->tokens, in->tokens, (size_t)in->n_prompt * sizeof *s->tokens);
     s->n_tokens = s->n_prompt = in->n_prompt;
     s->sampling = *in->sampling;

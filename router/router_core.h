@@ -146,6 +146,7 @@ enum bt_status bt_rt_set_role(struct bt_rt_core *c, uint64_t now, const char *no
 
 struct bt_rt_seq_start {
     const char *request_id; /* copied; cut at BT_SESSION_ID_MAX */
+    const char *trace_id;   /* begins with one, copied; NULL: none. Nodes log it */
     const uint32_t *tokens; /* copied; the prompt, n_prompt >= 1 */
     uint32_t n_prompt;
     const struct bt_sampling

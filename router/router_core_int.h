@@ -71,6 +71,7 @@ struct rt_seq {
     enum rt_seq_state state;
     struct rt_seq *prev, *next; /* in the list of its state */
     char request_id[BT_SESSION_ID_MAX + 1];
+    char trace_id[BT_TRACE_ID_DIGITS + 1];
     uint32_t *tokens; /* prompt and answer so far: the only memory from the heap */
     uint32_t n_tokens, cap_tokens, n_prompt;
     struct bt_sampling sampling;

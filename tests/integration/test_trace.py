@@ -35,7 +35,8 @@ def test_log_and_trace(tmp_path):
     log = str(tmp_path / "requests.jsonl")
     keys = tmp_path / "keys"
     keys.write_text("sesame alice\n", encoding="utf-8")
-    with Cluster(tiny("llama"), prefill=1, decode=2, key="sesame", router_opts=["--request-log", log, "--api-key-file", str(keys)]) as c:
+    with Cluster(tiny("llama"), prefill=1, decode=2, key="sesame", node=["--log-level", "debug"],
+                 router_opts=["--request-log", log, "--api-key-file", str(keys)]) as c:
         body = {"prompt": "The relay begins here and goes on", "max_tokens": 12, "ignore_eos": True, "temperature": 0}
         status, _, answer = c.http("/v1/completions", body, headers={"x-request-id": "one", "traceparent": "00-a-b-01"})
         assert status == 200
@@ -62,6 +63,16 @@ def test_log_and_trace(tmp_path):
         assert trace("cmpl-one", BATON_REQUEST_LOG=log).stdout == r.stdout
         narrow = trace("one", "--log", log, COLUMNS="40")
         assert narrow.returncode == 0 and max(len(x) for x in narrow.stdout.splitlines() if "|" in x) <= 40
+
+        # A trace context leads from the client's trace to the lines of both nodes.
+        traced = "4bf92f3577b34da6a3ce929d0e0e4736"
+        parent = f"00-{traced}-00f067aa0ba902b7-01"
+        assert c.http("/v1/completions", body, headers={"x-request-id": "traced", "traceparent": parent})[0] == 200
+        assert line_of(log, "traced")["traceparent"] == parent
+        for leg in ("prefill", "decode"):
+            name = line_of(log, "traced")["sequences"][0][leg]
+            c.nodes[name].find(rf"req=traced ticket [0-9a-f]{{8}}: \d+ tokens, trace {traced}\b")
+            assert "trace" not in c.nodes[seq[leg]].find(r"req=one (ticket [0-9a-f]{8}: .*)").group(1), "that was none"
 
         # Refused, and given up by the client.
         assert c.http("/v1/completions", {"prompt": "a", "top_p": 7}, headers={"x-request-id": "bad"})[0] == 400

@@ -197,6 +197,40 @@ static void test_gate_tokens(void)
     CHECK(strstr(err.msg, "peers.gate_token") != NULL);
 }
 
+static void test_trace_ids(void)
+{
+    static const uint32_t tokens[] = {5};
+    static const struct {
+        const char *id;
+        bool ok;
+    } cases[] = {{"", true},
+                 {"4bf92f3577b34da6a3ce929d0e0e4736", true},
+                 {"4bf92f3577b34da6a3ce929d0e0e47361", false},
+                 {"4bf92f3577b34da6a3ce929d0e0e473", false},
+                 {"4BF92F3577B34DA6A3CE929D0E0E4736", false},
+                 {"00000000000000000000000000000000", false},
+                 {"4bf92f3577b34da6a3ce929d0e0e\n736", false}};
+
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct bt_from_router in = {.kind = BT_FROM_ROUTER_SUBMIT,
+                                    .submit = {.n_tokens = 1,
+                                               .tokens = tokens,
+                                               .n_prompt = 1,
+                                               .sampling = {.top_p = 1,
+                                                            .repetition_penalty = 1,
+                                                            .max_tokens = 1},
+                                               .trace_id = cases[i].id}},
+                              out;
+
+        bt_buf_clear(&buf);
+        CHECK_EQ(bt_from_router_encode(&in, &buf), BT_OK);
+        CHECK_EQ(bt_from_router_decode(buf.data, buf.len, &arena, &out, &err),
+                 cases[i].ok ? BT_OK : BT_ERR_PROTOCOL);
+        CHECK(!cases[i].ok || strcmp(out.submit.trace_id, cases[i].id) == 0);
+        CHECK(cases[i].ok || strstr(err.msg, "submit.trace_id") != NULL);
+    }
+}
+
 static void test_roles(void)
 {
     for (enum bt_role r = BT_ROLE_PREFILL; r <= BT_ROLE_BOTH; r++) {
@@ -250,6 +284,7 @@ int main(void)
     test_measured();
     test_prefix_blocks();
     test_gate_tokens();
+    test_trace_ids();
     test_roles();
     test_leg();
     test_peer_without_instance();

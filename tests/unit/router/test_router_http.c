@@ -615,8 +615,42 @@ static void test_slow_client(void)
     fake_stop(&c);
 }
 
+#define TRACE  "4bf92f3577b34da6a3ce929d0e0e4736"
+#define PARENT "00f067aa0ba902b7"
+
+/* What of a traceparent goes on to the nodes; anything else is carried through to the client and the log as it came. */
+static void test_trace_id(void)
+{
+    static const struct {
+        const char *parent;
+        bool ok;
+    } cases[] = {{"00-" TRACE "-" PARENT "-01", true},
+                 {"cc-" TRACE "-" PARENT "-01", true}, /* a later version */
+                 {"cc-" TRACE "-" PARENT "-01-more", true},
+                 {"cc-" TRACE "-" PARENT "-01more", false},
+                 {"00-" TRACE "-" PARENT "-01-more", false},
+                 {"ff-" TRACE "-" PARENT "-01", false},
+                 {"00-" TRACE "-" PARENT "-1", false},
+                 {"00-" TRACE "-" PARENT, false},
+                 {"00-" TRACE "-0000000000000000-01", false},
+                 {"00-00000000000000000000000000000000-" PARENT "-01", false},
+                 {"00-4BF92F3577B34DA6A3CE929D0E0E4736-" PARENT "-01", false},
+                 {"00_" TRACE "-" PARENT "-01", false},
+                 {"00-a-b-01", false},
+                 {"", false}};
+
+    CHECK(bt_api_trace_id(NULL) == NULL);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const char *id = bt_api_trace_id(cases[i].parent);
+
+        CHECK_EQ(id != NULL, cases[i].ok);
+        CHECK(id == NULL || strncmp(id, TRACE, 32) == 0);
+    }
+}
+
 int main(void)
 {
+    test_trace_id();
     test_whole();
     test_stream();
     test_text();
