@@ -85,9 +85,9 @@ def test_log_and_trace(tmp_path):
         c.router.find("reopened")
         c.http("/v1/completions", body, headers={"x-request-id": "two"})
         assert line_of(log, "two")["completion_tokens"] == 12
-        assert [o["request_id"] for o in lines(log + ".1")] == ["one", "bad"]
+        assert [o["request_id"] for o in lines(log + ".1")] == ["one", "traced", "bad"]
         assert "sesame" not in open(log, encoding="utf-8").read() + open(log + ".1", encoding="utf-8").read()
-        assert c.metric_sum("baton_request_log_lines_total") == 3 and c.metric_sum("baton_request_log_lost_total") == 0
+        assert c.metric_sum("baton_request_log_lines_total") == 4 and c.metric_sum("baton_request_log_lost_total") == 0
 
 
 def test_rotation_without_a_log_harms_nobody():
