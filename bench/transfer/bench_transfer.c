@@ -1,9 +1,10 @@
 /* How fast pages move between two processes of this machine: transport x share size x window. This process is P,
  * a child of it is D. Time runs from the first push to D's word that the landing is full. CSV on stdout:
  *   tls,proto,transport,share_bytes,window_bytes,n_shares,seconds,gb_per_s,p_cpu_s,d_cpu_s,ctrl_rtt_us
- * Best of REPEATS. Arguments: ["tls tls ..."] [bytes per run]. */
+ * Best of --repeats, or their median with --median. bench/transfer/perftest.py compares it with UCX's own benchmark. */
 
 #include <errno.h>
+#include <inttypes.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,12 +14,40 @@
 #include <unistd.h>
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/options.h"
 #include "transfer/xfer.h"
 
-#define REPEATS    3
-#define PINGS      200
-#define BYTES_DFLT (256u << 20)
-#define POOL_BYTES (64u << 20) /* pages are reused round and round */
+#define PINGS       200
+#define REPEATS_MAX 100U
+
+struct config {
+    char *tls, *shares, *windows, *protos;
+    uint64_t bytes, pool_bytes;
+    uint32_t repeats;
+    bool median;
+};
+
+#define ROW(name, type, field, dflt, lo, hi, arg, help)                                            \
+    {name, type, offsetof(struct config, field), dflt, lo, hi, NULL, arg, help}
+static const struct bt_opt options[] = {
+    ROW("tls", BT_OPT_STR, tls, "tcp shm", 0, 0, "LIST",
+        "Transports to measure, separated by blanks; each as --transport of a daemon takes it."),
+    ROW("shares", BT_OPT_LIST, shares, "4096,16384,65536,262144,1048576", 0, 0, "BYTES,...",
+        "Sizes of a page's share of one layer: one message each."),
+    ROW("windows", BT_OPT_LIST, windows, "262144,1048576,4194304,8388608", 0, 0, "BYTES,...",
+        "Bytes in flight; daemons use 4194304."),
+    ROW("protos", BT_OPT_LIST, protos, "eager,rndv", 0, 0, "eager|rndv,...", "How they are sent."),
+    ROW("bytes", BT_OPT_SIZE, bytes, "256MiB", 1 << 20, 1e12, "SIZE", "Moved in one run."),
+    ROW("pool", BT_OPT_SIZE, pool_bytes, "64MiB", 1 << 20, 1e12, "SIZE",
+        "Memory that the pages lie in, used round and round: a small one stays in caches."),
+    ROW("repeats", BT_OPT_U32, repeats, "3", 1, REPEATS_MAX, "N", "Runs of each."),
+    ROW("median", BT_OPT_BOOL, median, "false", 0, 0, NULL, "Print the median, not the best."),
+};
+static const struct bt_prog prog = {.name = "bench-transfer",
+                                    .summary = "How fast pages move between two processes.",
+                                    .opts = options,
+                                    .n_opts = sizeof(options) / sizeof(options[0])};
+static struct config cfg;
 
 struct order { /* P -> D: what comes next; echoed when ready, and again when full */
     uint64_t generation, n_shares, share_bytes;
@@ -35,7 +64,7 @@ static double cpu_seconds(void)
 
 static void die(const char *what)
 {
-    fprintf(stderr, "bench_transfer: %s\n", what);
+    fprintf(stderr, "bench-transfer: %s\n", what);
     exit(1);
 }
 
@@ -66,7 +95,7 @@ static void next_event(struct bt_xfer *x, const int fd[2], struct bt_xfer_event 
 
 static uint32_t *page_ids(uint64_t n_shares, uint64_t share_bytes)
 {
-    uint32_t n_pool = (uint32_t)(POOL_BYTES / share_bytes);
+    uint32_t n_pool = (uint32_t)(cfg.pool_bytes / share_bytes);
     uint32_t *ids = bt_alloc(n_shares * sizeof(*ids));
     for (uint64_t i = 0; ids != NULL && i < n_shares; i++) {
         ids[i] = (uint32_t)(i % n_pool);
@@ -95,18 +124,19 @@ static void d_open(struct bt_xfer *x, uint64_t peer, const struct order *o, uint
 
 static const struct bt_gate_token token = {{1}}; /* of d_main's process */
 
-_Noreturn static void d_main(const char *tls)
+_Noreturn static void d_main(const char *tls, const char *pool_bytes)
 {
     int fd[2];
     struct bt_err err;
     struct bt_xfer *x;
     struct bt_xfer_event ev;
-    uint8_t *pool = bt_alloc(POOL_BYTES);
+    cfg.pool_bytes = strtoull(pool_bytes, NULL, 10);
+    uint8_t *pool = bt_alloc(cfg.pool_bytes);
     struct order o = {0};
     if (pool == NULL || pipe(fd) != 0) {
         die("setup");
     }
-    memset(pool, 1, POOL_BYTES);
+    memset(pool, 1, cfg.pool_bytes);
     struct bt_xfer_opts opts = {.instance = 2,
                                 .token = token,
                                 .listen = "127.0.0.1:0",
@@ -201,18 +231,19 @@ static struct times run_once(struct p_side *p, uint8_t *pool, uint64_t generatio
 static pid_t d_start(const char *tls, char address[80])
 {
     int fd[2];
-    char self[512];
+    char self[512], pool_bytes[24];
     ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
     if (n < 0 || pipe(fd) != 0) {
         die("pipe");
     }
     self[n] = 0;
+    (void)snprintf(pool_bytes, sizeof(pool_bytes), "%" PRIu64, cfg.pool_bytes); /* fits */
     pid_t pid = fork();
     if (pid == 0) {
         dup2(fd[1], 1);
         close(fd[0]);
         close(fd[1]);
-        execl(self, self, "--d", tls, (char *)NULL);
+        execl(self, self, "--d", tls, pool_bytes, (char *)NULL);
         _exit(127);
     }
     close(fd[1]);
@@ -225,51 +256,90 @@ static pid_t d_start(const char *tls, char address[80])
     return pid;
 }
 
-static void bench(const char *tls, enum bt_xfer_proto proto, const char *name, size_t window,
-                  uint64_t total, uint8_t *pool)
+static struct p_side p_start(const char *tls, enum bt_xfer_proto proto, size_t window, pid_t *pid)
 {
-    static const size_t shares[] = {4096, 16384, 65536, 262144, 1048576};
-    struct p_side p;
+    static int fd[2]; /* the wake callback's, one at a time */
+    struct p_side p = {0};
     struct bt_err err;
     struct bt_xfer_event ev;
     char address[80];
-    pid_t pid = d_start(tls, address);
+
+    *pid = d_start(tls, address);
+    if (pipe(fd) != 0) {
+        die("pipe");
+    }
+    memcpy(p.fd, fd, sizeof(fd));
     struct bt_xfer_opts o = {.instance = 1,
                              .tls = tls,
                              .proto = proto,
                              .window_bytes = window,
                              .wake = on_wake,
-                             .wake_arg = p.fd};
-    if (pipe(p.fd) != 0 || bt_xfer_create(&o, &p.x, &err) != BT_OK ||
+                             .wake_arg = fd};
+    if (bt_xfer_create(&o, &p.x, &err) != BT_OK ||
         bt_xfer_connect(p.x, address, 2, &token, &p.peer) != BT_OK) {
         die("setup");
     }
     next_event(p.x, p.fd, &ev);
-    snprintf(p.transport, sizeof(p.transport), "%s", ev.text);
+    (void)snprintf(p.transport, sizeof(p.transport), "%s", ev.text); /* cut if long */
+    return p;
+}
+
+static double ping_us(struct p_side *p)
+{
     struct order ping = {0};
-    exchange(&p, &ping);
+
+    exchange(p, &ping);
     uint64_t t0 = bt_clock_ns();
     for (int i = 0; i < PINGS; i++) {
-        exchange(&p, &ping);
+        exchange(p, &ping);
     }
-    double rtt_us = (double)(bt_clock_ns() - t0) / 1e3 / PINGS;
+    return (double)(bt_clock_ns() - t0) / 1e3 / PINGS;
+}
+
+static int by_seconds(const void *a, const void *b)
+{
+    double x = ((const struct times *)a)->s, y = ((const struct times *)b)->s;
+    return x < y ? -1 : x > y;
+}
+
+/* CPU times of D come as sums. */
+static struct times run_all(struct p_side *p, uint8_t *pool, uint64_t *generation, uint64_t n,
+                            uint64_t share)
+{
+    struct times t[REPEATS_MAX];
+    double d_cpu = 0;
+
+    for (uint32_t r = 0; r < cfg.repeats; r++) {
+        t[r] = run_once(p, pool, (*generation)++, n, share);
+        double sum = t[r].d_cpu_s;
+        t[r].d_cpu_s = r == 0 ? 0 : sum - d_cpu;
+        d_cpu = sum;
+    }
+    qsort(t, cfg.repeats, sizeof(t[0]), by_seconds);
+    return t[cfg.median ? cfg.repeats / 2 : 0];
+}
+
+static void bench(const char *tls, const char *proto, size_t window, uint8_t *pool)
+{
+    pid_t pid;
+    struct p_side p = p_start(
+        tls, strcmp(proto, "rndv") == 0 ? BT_XFER_PROTO_RNDV : BT_XFER_PROTO_EAGER, window, &pid);
+    double rtt_us = ping_us(&p);
     uint64_t generation = 1;
-    for (size_t i = 0; i < sizeof(shares) / sizeof(shares[0]); i++) {
-        uint64_t n = total / shares[i];
-        struct times best = {0};
-        double d_cpu = 0;
-        for (int r = 0; r < REPEATS; r++) {
-            struct times t = run_once(&p, pool, generation++, n, shares[i]);
-            if (r == 0 || t.s < best.s) {
-                best = t;
-                best.d_cpu_s = r == 0 ? 0 : t.d_cpu_s - d_cpu;
-            }
-            d_cpu = t.d_cpu_s;
+    char list[256], *save = NULL;
+
+    (void)snprintf(list, sizeof(list), "%s", cfg.shares); /* cut if long */
+    for (char *s = strtok_r(list, ",", &save); s != NULL; s = strtok_r(NULL, ",", &save)) {
+        uint64_t share = strtoull(s, NULL, 10);
+        if (share == 0 || share > cfg.pool_bytes || share > cfg.bytes) {
+            die("--shares: sizes in bytes, none above --pool or --bytes");
         }
-        printf("%s,%s,%s,%zu,%zu,%llu,%.4f,%.3f,%.3f,%.3f,%.1f\n", tls, name, p.transport,
-               shares[i], window, (unsigned long long)n, best.s,
-               (double)(n * shares[i]) / best.s / 1e9, best.p_cpu_s, best.d_cpu_s, rtt_us);
-        fflush(stdout);
+        uint64_t n = cfg.bytes / share;
+        struct times t = run_all(&p, pool, &generation, n, share);
+        printf("%s,%s,%s,%" PRIu64 ",%zu,%" PRIu64 ",%.4f,%.3f,%.3f,%.3f,%.1f\n", tls, proto,
+               p.transport, share, window, n, t.s, (double)(n * share) / t.s / 1e9, t.p_cpu_s,
+               t.d_cpu_s, rtt_us);
+        (void)fflush(stdout);
     }
     bt_xfer_destroy(p.x);
     close(p.fd[0]);
@@ -277,29 +347,48 @@ static void bench(const char *tls, enum bt_xfer_proto proto, const char *name, s
     waitpid(pid, NULL, 0);
 }
 
+/* Every protocol and window over one transport. */
+static void bench_transport(const char *tls, uint8_t *pool)
+{
+    char protos[64], *save = NULL;
+
+    (void)snprintf(protos, sizeof(protos), "%s", cfg.protos); /* cut if long */
+    for (char *p = strtok_r(protos, ",", &save); p != NULL; p = strtok_r(NULL, ",", &save)) {
+        char windows[256], *rest = NULL;
+        (void)snprintf(windows, sizeof(windows), "%s", cfg.windows); /* cut if long */
+        for (char *w = strtok_r(windows, ",", &rest); w != NULL; w = strtok_r(NULL, ",", &rest)) {
+            bench(tls, p, strtoull(w, NULL, 10), pool);
+        }
+    }
+}
+
 int main(int argc, char **argv)
 {
-    static const size_t windows[] = {262144, 1048576, 2097152, 8388608};
-    if (argc == 3 && strcmp(argv[1], "--d") == 0) {
-        d_main(argv[2]);
+    struct bt_opt_result res;
+    struct bt_err err = {0};
+
+    if (argc == 4 && strcmp(argv[1], "--d") == 0) {
+        d_main(argv[2], argv[3]);
     }
-    char list[256];
-    snprintf(list, sizeof(list), "%s", argc > 1 ? argv[1] : "tcp shm");
-    uint64_t total = argc > 2 ? strtoull(argv[2], NULL, 0) : BYTES_DFLT;
-    uint8_t *pool = bt_alloc(POOL_BYTES);
+    if (bt_opt_parse(&prog, argc, argv, &cfg, &res, &err) != BT_OK) {
+        fprintf(stderr, "bench-transfer: %s\n", err.msg);
+        return 2;
+    }
+    if (res.exit_now) {
+        return 0;
+    }
+    uint8_t *pool = bt_alloc(cfg.pool_bytes);
     if (pool == NULL) {
         die("memory");
     }
-    memset(pool, 2, POOL_BYTES);
+    memset(pool, 2, cfg.pool_bytes);
     printf("tls,proto,transport,share_bytes,window_bytes,n_shares,seconds,gb_per_s,p_cpu_s,d_cpu_s,"
            "ctrl_rtt_us\n");
     char *save = NULL;
-    for (char *tls = strtok_r(list, " ", &save); tls != NULL; tls = strtok_r(NULL, " ", &save)) {
-        for (size_t i = 0; i < sizeof(windows) / sizeof(windows[0]); i++) {
-            bench(tls, BT_XFER_PROTO_EAGER, "eager", windows[i], total, pool);
-        }
-        bench(tls, BT_XFER_PROTO_RNDV, "rndv", 2097152, total, pool);
+    for (char *tls = strtok_r(cfg.tls, " ", &save); tls != NULL; tls = strtok_r(NULL, " ", &save)) {
+        bench_transport(tls, pool);
     }
     bt_free(pool);
+    bt_opt_free(&prog, &cfg);
     return 0;
 }
