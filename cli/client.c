@@ -44,9 +44,7 @@ enum bt_status bt_client_create(const struct bt_client_cfg *cfg, struct bt_clien
     bt_arena_init(&c->arena, REPLY_ARENA);
     snprintf(c->server, sizeof c->server, "%s", cfg->server);
     c->tls = cfg->tls;
-    if (cfg->api_key != NULL) {
-        snprintf(c->auth, sizeof c->auth, "Bearer %s", cfg->api_key);
-    }
+    bt_client_present(c, cfg->api_key);
     enum bt_status st = bt_net_loop_create(&c->loop);
 
     if (st == BT_OK) {
@@ -62,6 +60,14 @@ enum bt_status bt_client_create(const struct bt_client_cfg *cfg, struct bt_clien
     }
     *out = c;
     return BT_OK;
+}
+
+void bt_client_present(struct bt_client *c, const char *key)
+{
+    c->auth[0] = '\0';
+    if (key != NULL) {
+        snprintf(c->auth, sizeof c->auth, "Bearer %s", key);
+    }
 }
 
 void bt_client_destroy(struct bt_client *c)

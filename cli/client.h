@@ -33,6 +33,8 @@ struct bt_client_cfg {
 enum bt_status bt_client_create(const struct bt_client_cfg *cfg, struct bt_client **out,
                                 struct bt_err *err) BT_NODISCARD;
 void bt_client_destroy(struct bt_client *c);
+/* The key that calls present from now on, instead of the options'; NULL: none. */
+void bt_client_present(struct bt_client *c, const char *key);
 
 /* One request, one answer, appended to `reply`. The error text names status and server. timeout_ns
  * 0: none. */

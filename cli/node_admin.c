@@ -14,12 +14,17 @@
 
 struct admin_cfg {
     struct bt_client_cfg conn;
+    char *admin_key;
     bool force, no_wait;
     uint64_t timeout;
 };
 
 static const struct bt_opt options[] = {
     BT_CLIENT_ROWS(struct admin_cfg),
+    {"admin-key", BT_OPT_STR, offsetof(struct admin_cfg, admin_key), NULL, 0, 0, NULL, "KEY",
+     "Key that administers, where the router has some (--admin-key-file); otherwise this is done "
+     "on "
+     "the router's machine."},
     {"force", BT_OPT_BOOL, offsetof(struct admin_cfg, force), NULL, 0, 0, NULL, NULL,
      "Also if no other node does what this one did: requests are refused from then on."},
     {"no-wait", BT_OPT_BOOL, offsetof(struct admin_cfg, no_wait), NULL, 0, 0, NULL, NULL,
@@ -113,10 +118,11 @@ static enum bt_status wait_for(struct bt_client *client, const struct goal *g,
     }
 }
 
-/* Calls `path` with the encoded request, then waits. */
+/* Calls `path` with the encoded request, then waits. Who may not wait is told before anything has happened. */
 static enum bt_status ask(const struct admin_cfg *cfg, const char *path,
                           const struct bt_buf *request, const struct goal *g, struct bt_err *err)
 {
+    const char *may_look = cfg->conn.api_key != NULL ? cfg->conn.api_key : cfg->admin_key;
     struct bt_client *client = NULL;
     struct bt_buf reply = {0};
     struct bt_arena arena;
@@ -125,13 +131,21 @@ static enum bt_status ask(const struct admin_cfg *cfg, const char *path,
     bt_arena_init(&arena, ARENA_MAX);
     enum bt_status st = bt_client_create(&cfg->conn, &client, err);
 
+    if (st == BT_OK && !cfg->no_wait) {
+        struct seen none;
+
+        bt_client_present(client, may_look);
+        st = look(client, "", &none, err);
+    }
     if (st == BT_OK) {
+        bt_client_present(client, cfg->admin_key != NULL ? cfg->admin_key : cfg->conn.api_key);
         st = bt_client_unary(client, path, request, &reply, CALL_NS, err);
     }
     if (st == BT_OK) {
         st = bt_admin_node_decode(reply.data, reply.len, &arena, &answer, err);
     }
     if (st == BT_OK && !cfg->no_wait) {
+        bt_client_present(client, may_look);
         st = wait_for(client, g, &answer, cfg->timeout, err);
     }
     bt_buf_fini(&reply);

@@ -51,11 +51,11 @@ static const struct bt_opt options[] = {
 
 /* Options for the router, and for all three; any other that is not ours goes to the nodes. */
 static const char *const router_only[] = {
-    "api-key-file",  "attempts",        "body-bytes-max", "buckets-itl",     "buckets-request",
-    "buckets-ttft",  "connections-max", "idle-timeout",   "local-prefill",   "max-ttft",
-    "migrate-grace", "model-name",      "no-node-grace",  "nodes-max",       "progress-timeout",
-    "queue-max",     "queue-timeout",   "request-log",    "request-timeout", "seqs-max",
-    "sessions",      "tls-cert",        "tls-key",        "write-timeout",
+    "admin-key-file",   "api-key-file",  "attempts",        "body-bytes-max", "buckets-itl",
+    "buckets-request",  "buckets-ttft",  "connections-max", "idle-timeout",   "local-prefill",
+    "max-ttft",         "migrate-grace", "model-name",      "no-node-grace",  "nodes-max",
+    "progress-timeout", "queue-max",     "queue-timeout",   "request-log",    "request-timeout",
+    "seqs-max",         "sessions",      "tls-cert",        "tls-key",        "write-timeout",
 };
 static const char *const for_all[] = {"drain-timeout", "heartbeat", "lease", "log-format",
                                       "log-level"};

@@ -87,23 +87,17 @@ static void set_role_message(struct bt_grpc_call *call, void *user, const uint8_
     bt_arena_fini(&a);
 }
 
-static bool is_local(const char *peer)
-{
-    return strncmp(peer, "127.", 4) == 0 || strncmp(peer, "[::1]:", 6) == 0 ||
-           strncmp(peer, "[::ffff:127.", 12) == 0;
-}
-
-/* Who may: whoever has a key; where no key is asked, whoever is on this machine. */
+/* Who may: router_keys.c knows. */
 static void bind(struct bt_grpc_call *call, struct bt_router *r,
                  const struct bt_grpc_events *events)
 {
-    if (!bt_router_key_ok(r, bt_grpc_metadata(call, "authorization"))) {
-        bt_grpc_fail(call, BT_GRPC_UNAUTHENTICATED, "a missing or wrong API key");
-    } else if (r->n_keys == 0 && !is_local(bt_grpc_peer(call))) {
-        bt_grpc_fail(call, BT_GRPC_PERMISSION_DENIED,
-                     "a router without --api-key-file is administered from its own machine only");
-    } else {
+    struct bt_api_err e = {0};
+
+    if (bt_router_may_administer(r, bt_grpc_metadata(call, "authorization"), bt_grpc_peer(call),
+                                 &e)) {
         bt_grpc_bind(call, events, r);
+    } else {
+        bt_grpc_fail(call, (enum bt_grpc_status)bt_api_grpc_status(e.code), "%s", e.msg);
     }
 }
 

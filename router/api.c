@@ -19,6 +19,7 @@ static const struct {
     [BT_API_OK] = {200, 0, "", ""},
     [BT_API_INVALID] = {400, 3, "invalid_request_error", "invalid_request"},
     [BT_API_UNAUTHENTICATED] = {401, 16, "authentication_error", "invalid_api_key"},
+    [BT_API_FORBIDDEN] = {403, 7, "permission_error", "permission_denied"},
     [BT_API_NOT_FOUND] = {404, 5, "not_found_error", "not_found"},
     [BT_API_EXHAUSTED] = {429, 8, "rate_limit_error", "overloaded"},
     [BT_API_UNAVAILABLE] = {503, 14, "service_unavailable_error", "unavailable"},

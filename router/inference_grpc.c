@@ -56,17 +56,20 @@ static void fail(struct bt_grpc_call *call, const struct bt_api_err *e)
     }
 }
 
-static bool key_ok(struct bt_router *r, struct bt_grpc_call *call, uint32_t *key)
+static bool refuse_key(struct bt_router *r, struct bt_grpc_call *call)
 {
     struct bt_api_err e = {0};
 
-    if (bt_router_key_find(r, bt_grpc_metadata(call, "authorization"), key)) {
-        return true;
-    }
     (void)bt_api_fail(&e, BT_API_UNAUTHENTICATED, NULL, "a missing or wrong API key");
     bt_router_count_refusal(r, &e);
     fail(call, &e);
     return false;
+}
+
+static bool key_ok(struct bt_router *r, struct bt_grpc_call *call, uint32_t *key)
+{
+    return bt_router_key_find(r, bt_grpc_metadata(call, "authorization"), key) ||
+           refuse_key(r, call);
 }
 
 static void rpc_free(struct rpc *c)
@@ -602,9 +605,7 @@ static void on_get_cluster(struct bt_grpc_call *call, void *arg)
 {
     static const struct bt_grpc_events events = {.on_message = cluster_message};
 
-    uint32_t key;
-
-    if (key_ok(arg, call, &key)) {
+    if (bt_router_may_look(arg, bt_grpc_metadata(call, "authorization")) || refuse_key(arg, call)) {
         bt_grpc_bind(call, &events, arg);
     }
 }

@@ -201,23 +201,23 @@ static void get_model(struct bt_router *r, struct bt_http_stream *s)
 static const struct endpoint {
     const char *path;
     const char *method;
-    bool key;                                                   /* asks for an API key */
+    enum { ANYBODY, LOOKER, CLIENT } who;                       /* by the key that is asked for */
     bool prefix;                                                /* path is only its beginning */
     void (*get)(struct bt_router *r, struct bt_http_stream *s); /* NULL: a call with a body */
     enum bt_openai_kind kind;
 } endpoints[] = {
-    {"/v1/completions", "POST", true, false, NULL, BT_OPENAI_COMPLETION},
-    {"/v1/chat/completions", "POST", true, false, NULL, BT_OPENAI_CHAT},
-    {"/tokenize", "POST", true, false, NULL, BT_OPENAI_TOKENIZE},
-    {"/detokenize", "POST", true, false, NULL, BT_OPENAI_DETOKENIZE},
-    {"/v1/models", "GET", true, false, get_models, 0},
-    {"/v1/models/", "GET", true, true, get_model, 0},
-    {"/v1/cluster", "GET", true, false, get_cluster, 0},
-    {"/health", "GET", false, false, get_health, 0},
-    {"/live", "GET", false, false, get_live, 0},
-    {"/metrics", "GET", false, false, get_metrics, 0},
-    {"/version", "GET", false, false, get_version, 0},
-    {"/", "GET", false, false, get_dashboard, 0},
+    {"/v1/completions", "POST", CLIENT, false, NULL, BT_OPENAI_COMPLETION},
+    {"/v1/chat/completions", "POST", CLIENT, false, NULL, BT_OPENAI_CHAT},
+    {"/tokenize", "POST", CLIENT, false, NULL, BT_OPENAI_TOKENIZE},
+    {"/detokenize", "POST", CLIENT, false, NULL, BT_OPENAI_DETOKENIZE},
+    {"/v1/models", "GET", CLIENT, false, get_models, 0},
+    {"/v1/models/", "GET", CLIENT, true, get_model, 0},
+    {"/v1/cluster", "GET", LOOKER, false, get_cluster, 0},
+    {"/health", "GET", ANYBODY, false, get_health, 0},
+    {"/live", "GET", ANYBODY, false, get_live, 0},
+    {"/metrics", "GET", ANYBODY, false, get_metrics, 0},
+    {"/version", "GET", ANYBODY, false, get_version, 0},
+    {"/", "GET", ANYBODY, false, get_dashboard, 0},
 };
 
 static const struct endpoint *find_endpoint(const char *path)
@@ -258,6 +258,7 @@ void bt_openai_on_request(struct bt_http_stream *s, const struct bt_http_request
 {
     struct bt_router *r = arg;
     const struct endpoint *p = find_endpoint(req->path);
+    const char *auth = bt_http_header_find(req->headers, req->n_headers, "authorization");
     struct bt_http_header h[2];
     struct bt_api_err e = {0};
     uint32_t key = 0;
@@ -267,9 +268,8 @@ void bt_openai_on_request(struct bt_http_stream *s, const struct bt_http_request
     } else if (!method_fits(p, req->method)) {
         reply_plain_error(s, 405, "method not allowed",
                           strcmp(p->method, "GET") == 0 ? "GET, HEAD" : p->method);
-    } else if (p->key &&
-               !bt_router_key_find(
-                   r, bt_http_header_find(req->headers, req->n_headers, "authorization"), &key)) {
+    } else if ((p->who == CLIENT && !bt_router_key_find(r, auth, &key)) ||
+               (p->who == LOOKER && !bt_router_may_look(r, auth))) {
         (void)bt_api_fail(&e, BT_API_UNAUTHENTICATED, NULL, "a missing or wrong API key");
         bt_router_count_refusal(r, &e);
         bt_openai_reply_error(s, &e, h, echo_headers(s, h));

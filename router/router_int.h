@@ -25,6 +25,11 @@ struct bt_router_key {
     char *name; /* may be told: never the key itself */
 };
 
+struct bt_router_keys {
+    struct bt_router_key *list;
+    size_t n;
+};
+
 struct bt_router {
     struct bt_net_loop *loop;
     struct bt_rt_core *core;
@@ -36,10 +41,10 @@ struct bt_router {
     const char *model_name;
     const char *local_prefill; /* the option, as given */
     uint64_t instance, started_unix;
-    uint64_t request_timeout_ns; /* 0: none */
-    uint32_t sequences_max;      /* of one request: as many as may wait */
-    struct bt_router_key *keys;
-    size_t n_keys;
+    uint64_t request_timeout_ns;      /* 0: none */
+    uint32_t sequences_max;           /* of one request: as many as may wait */
+    struct bt_router_keys keys;       /* of clients; none: nobody is asked for one */
+    struct bt_router_keys admin_keys; /* of those who run the cluster */
     bool draining;
     size_t body_bytes; /* of requests that are being read */
     /* Of requests that were taken apart since memory was last given back to the system. */
@@ -75,16 +80,23 @@ void bt_router_tell_health(struct bt_router *r);
 void bt_router_drain(struct bt_router *r);
 /* ---- router_keys.c ---- */
 
-/* One key a line, what follows a blank is its name (else "key-N", by its place in the file); empty lines and such that begin with # are
- * skipped. BT_ERR_IO, BT_ERR_INVALID (no key, a line or file too long), BT_ERR_NOMEM; err names the
- * file. At start; blocks. */
-enum bt_status bt_router_keys_load(struct bt_router *r, const char *path,
+/* Adds the keys of a file. One key a line, what follows a blank is its name (else "key-N", by its place in the file); empty lines and
+ * such that begin with # are skipped. option: as which errors name the file. BT_ERR_IO, BT_ERR_INVALID (no key, a line or
+ * file too long), BT_ERR_NOMEM. At start; blocks. */
+enum bt_status bt_router_keys_load(struct bt_router_keys *k, const char *option, const char *path,
                                    struct bt_err *err) BT_NODISCARD;
-void bt_router_keys_free(struct bt_router *r);
-/* Checks "Bearer KEY" (NULL: absent). Always true without keys. */
-bool bt_router_key_ok(const struct bt_router *r, const char *authorization);
-/* The same, and which one it is: its position in the file, 0 without keys. */
+/* BT_ERR_INVALID: a key stands in both files, and would make its clients administrators. */
+enum bt_status bt_router_keys_check(const struct bt_router *r, struct bt_err *err) BT_NODISCARD;
+void bt_router_keys_free(struct bt_router_keys *k);
+/* Checks "Bearer KEY" (NULL: absent) of a client, and which one it is: its position in the file. Without keys always
+ * true, and 0. */
 bool bt_router_key_find(const struct bt_router *r, const char *authorization, uint32_t *key);
+/* The same for who wants to see the nodes only: a client, or an administrator. */
+bool bt_router_may_look(const struct bt_router *r, const char *authorization);
+/* And for baton.v1.Admin: where there are admin keys, who has one, from anywhere; else who is on this machine. peer:
+ * "HOST:PORT". False: *e says what to do. */
+bool bt_router_may_administer(const struct bt_router *r, const char *authorization,
+                              const char *peer, struct bt_api_err *e);
 /* Name of the key at that position, lives as long as the router; NULL: none is asked for. */
 const char *bt_router_key_name(const struct bt_router *r, uint32_t key);
 /* Model, draining. */

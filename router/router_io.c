@@ -124,7 +124,7 @@ enum bt_status bt_router_start(struct bt_router *r, const struct bt_rt_opts *opt
 {
     struct bt_rt_opts o = *opts;
 
-    o.n_keys = (uint32_t)r->n_keys;
+    o.n_keys = (uint32_t)r->keys.n;
     enum bt_status st = bt_rt_core_create(&o, &r->core);
 
     if (st != BT_OK) {

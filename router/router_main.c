@@ -35,8 +35,8 @@
 #define BUCKETS_REQUEST  "0.01,0.025,0.05,0.1,0.25,0.5,1,2.5,5,10,30,60,120,300,600"
 
 struct config {
-    char *listen, *sessions, *model, *model_name, *api_key_file, *local_prefill, *tls_cert,
-        *tls_key, *name, *request_log;
+    char *listen, *sessions, *model, *model_name, *api_key_file, *admin_key_file, *local_prefill,
+        *tls_cert, *tls_key, *name, *request_log;
     char *buckets_ttft, *buckets_itl, *buckets_request;
     uint32_t queue_max, seqs_max, nodes_max, attempts, connections;
     uint64_t max_ttft, queue_timeout, no_node_grace, migrate_grace, progress_timeout, heartbeat,
@@ -60,6 +60,9 @@ static const struct bt_opt options[] = {
     ROW("api-key-file", BT_OPT_STR, api_key_file, NULL, 0, 0, "FILE",
         "File with one API key a line, optionally followed by a name. Without it no key is asked "
         "for."),
+    ROW("admin-key-file", BT_OPT_STR, admin_key_file, NULL, 0, 0, "FILE",
+        "The same for keys that administer: baton drain, baton role. Without it that is done from "
+        "this machine only; API keys never do it."),
     ROW("local-prefill", BT_OPT_STR, local_prefill, "never", 0, 0, "never|auto|always|TOKENS",
         "Whose prompts a decode node computes itself: nobody's; those with which that is quicker, "
         "as "
@@ -351,7 +354,14 @@ static enum bt_status start(struct program *p, struct bt_err *err)
     enum bt_status st = check_config(p, err);
 
     if (st == BT_OK && p->cfg.api_key_file != NULL) {
-        st = bt_router_keys_load(&p->router, p->cfg.api_key_file, err);
+        st = bt_router_keys_load(&p->router.keys, "--api-key-file", p->cfg.api_key_file, err);
+    }
+    if (st == BT_OK && p->cfg.admin_key_file != NULL) {
+        st = bt_router_keys_load(&p->router.admin_keys, "--admin-key-file", p->cfg.admin_key_file,
+                                 err);
+    }
+    if (st == BT_OK) {
+        st = bt_router_keys_check(&p->router, err);
     }
     if (st == BT_OK) {
         st = bt_router_model_load(p->cfg.model, &p->model, err);
@@ -400,7 +410,8 @@ static void stop(struct program *p)
         bt_net_loop_destroy(r->loop);
     }
     bt_router_model_fini(&p->model);
-    bt_router_keys_free(r);
+    bt_router_keys_free(&r->keys);
+    bt_router_keys_free(&r->admin_keys);
     bt_opt_free(&prog, &p->cfg);
 }
 

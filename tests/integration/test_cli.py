@@ -398,7 +398,7 @@ def test_up_passes_each_option_to_the_daemon_that_knows_it():
     """A value that no daemon takes: the one that gets it names the option. Texts are taken as they are, so they are left
     out."""
     router, nodes = options_of("baton-router"), options_of("baton-prefilld") | options_of("baton-decoded")
-    texts = {"api-key-file", "request-log", "sessions", "tls-cert", "tls-key", "local-prefill"}
+    texts = {"admin-key-file", "api-key-file", "request-log", "sessions", "tls-cert", "tls-key", "local-prefill"}
     own = {"listen", "help", "version", "config", "dump-config", "model", "model-name", "name"}
     for option in sorted(router - nodes - texts - own) + ["lease", "heartbeat", "drain-timeout", "log-level"]:
         r = run("up", "--model", tiny("llama"), "--listen", "127.0.0.1:0", f"--{option}", "@")

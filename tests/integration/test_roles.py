@@ -228,13 +228,54 @@ def test_drain_is_seen_and_bounded(tmp_path):
         assert c.nodes[busy].proc.wait(20 * SLOW) == 0
 
 
-def test_drain_asks_for_the_key(tmp_path):
-    keys = os.path.join(tmp_path, "keys")
-    with open(keys, "w", encoding="utf-8") as f:
-        f.write("sesame\n")
-    with Cluster(MODEL, decode=2, router_opts=["--api-key-file", keys], key="sesame") as c:
+def key_file(path, text):
+    with open(path, "w", encoding="utf-8") as f:
+        f.write(text)
+    return os.fspath(path)
+
+
+def names(cluster):
+    return {n["name"] for n in cluster.cluster()["nodes"]}
+
+
+def test_administration_without_admin_keys(tmp_path):
+    """It is for programs on the router's machine, as this one; the API key is for seeing how it goes on."""
+    keys = key_file(tmp_path / "keys", "sesame\n")
+    with Cluster(MODEL, decode=3, router_opts=["--api-key-file", keys], key="sesame") as c:
         assert "API key" in baton(c, "drain", "decode-0", ok=False)
+        assert names(c) == {"prefill-0", "decode-0", "decode-1", "decode-2"}, "it failed before it had told the node"
         assert "has ended" in baton(c, "drain", "decode-0", env={"BATON_API_KEY": "sesame"})
+        baton(c, "drain", "decode-1", "--no-wait")
+        wait_until("it to be gone", lambda: names(c) == {"prefill-0", "decode-2"})
+
+
+def test_administration_asks_for_an_admin_key(tmp_path):
+    """Also on the router's machine. API keys do not administer, and admin keys are no clients."""
+    opts = ["--api-key-file", key_file(tmp_path / "keys", "sesame\n"), "--admin-key-file", key_file(tmp_path / "admin", "# ops\nroot carol\n")]
+    with Cluster(MODEL, prefill=2, decode=2, router_opts=opts, key="sesame") as c:
+        before = names(c)
+        for args, env in [((), {}), (("--api-key", "sesame"), {}), (("--admin-key", "rot"), {}), ((), {"BATON_ADMIN_KEY": "sesame"}),
+                          (("--no-wait",), {"BATON_API_KEY": "sesame"})]:
+            for command in (("drain", "decode-0"), ("role", "decode-0", "both")):
+                out = baton(c, *command, *args, ok=False, env=env)
+                assert "key" in out and ("--admin-key" in out or "API key" in out), out
+        assert "an API key does not administer" in baton(c, "drain", "decode-0", "--api-key", "sesame", ok=False)
+        assert names(c) == before and {n["state"] for n in c.cluster()["nodes"]} == {"ready"}
+        assert "has ended" in baton(c, "drain", "decode-0", "--admin-key", "root")
+        assert "serves as both" in baton(c, "role", "prefill-1", "both", env={"BATON_ADMIN_KEY": "root"})
+        assert "has ended" in baton(c, "drain", "prefill-1", "--admin-key", "root", "--api-key", "sesame")
+        assert "decode-1" in baton(c, "status", "--api-key", "root")
+        status, _, text = c.http("/v1/completions", {"prompt": [1, 40]}, headers={"authorization": "Bearer root"})
+        assert status == 401 and b"API key" in text
+        for d in c.daemons():
+            assert "root" not in d.log() and "sesame" not in d.log()
+
+
+def test_a_key_for_both(tmp_path):
+    opts = ["--api-key-file", key_file(tmp_path / "keys", "a\nsame alice\n"), "--admin-key-file", key_file(tmp_path / "admin", "same root\n")]
+    out = subprocess.run([os.path.join(BIN, "baton-router"), "--model", MODEL, "--listen", "127.0.0.1:0", "--sessions", "127.0.0.1:0", *opts],
+                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60 * SLOW, check=False)
+    assert out.returncode == 2 and '"root"' in out.stdout and '"alice"' in out.stdout and "same" not in out.stdout.split("--admin-key-file")[1]
 
 
 # ---- role both ----

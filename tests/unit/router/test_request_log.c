@@ -216,7 +216,8 @@ static void test_lines(void)
     const char *keys = "sesame alice\n";
 
     fake_start(&c, 1, 1);
-    CHECK_EQ(bt_router_keys_load(&c.router, bt_temp_write("keys", keys, strlen(keys)), &err),
+    CHECK_EQ(bt_router_keys_load(&c.router.keys, "--api-key-file",
+                                 bt_temp_write("keys", keys, strlen(keys)), &err),
              BT_OK);
     CHECK_EQ(bt_request_log_open(c.loop, bt_temp_path("lines"), 0, &c.router.request_log, &err),
              BT_OK);
@@ -246,7 +247,7 @@ static void test_lines(void)
     CHECK(strstr(body.data, "\nbaton_request_log_lost_total 0\n") != NULL);
     bt_request_log_close(c.router.request_log);
     c.router.request_log = NULL;
-    bt_router_keys_free(&c.router);
+    bt_router_keys_free(&c.router.keys);
     bt_buf_fini(&body);
     fake_stop(&c);
     json_t *all = lines("lines");

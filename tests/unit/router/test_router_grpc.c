@@ -219,8 +219,8 @@ static void test_cancel(void)
 
 static void test_others(void)
 {
-    static char key[] = "k";
-    struct bt_router_key keys[] = {{key, 1, NULL}};
+    static char key[] = "k", root[] = "root";
+    struct bt_router_key keys[] = {{key, 1, NULL}}, admins[] = {{root, 4, NULL}};
     struct result r;
     struct bt_buf b = {0};
     struct bt_arena a;
@@ -269,15 +269,24 @@ static void test_others(void)
     CHECK(cluster.n_nodes == 2 && cluster.nodes[1].pages_free == 100);
     CHECK_STR(cluster.nodes[0].state, "ready");
     bt_buf_fini(&r.raw);
-    c.router.keys = keys;
-    c.router.n_keys = 1;
+    c.router.keys.list = keys;
+    c.router.keys.n = 1;
     run(&r, BT_INF_LIST_MODELS, &b, 0, NULL);
     CHECK_EQ(r.status, BT_GRPC_UNAUTHENTICATED);
     run(&r, BT_INF_LIST_MODELS, &b, 0, "Bearer k");
     CHECK_EQ(r.status, BT_GRPC_OK);
     bt_buf_fini(&r.raw);
-    c.router.keys = NULL;
-    c.router.n_keys = 0;
+    c.router.admin_keys = (struct bt_router_keys){admins, 1};
+    run(&r, BT_INF_LIST_MODELS, &b, 0, "Bearer root"); /* no client */
+    CHECK_EQ(r.status, BT_GRPC_UNAUTHENTICATED);
+    run(&r, BT_INF_GET_CLUSTER, &b, 0, NULL);
+    CHECK_EQ(r.status, BT_GRPC_UNAUTHENTICATED);
+    for (unsigned i = 0; i < 2; i++) { /* the nodes are for both to see */
+        run(&r, BT_INF_GET_CLUSTER, &b, 0, i == 0 ? "Bearer root" : "Bearer k");
+        CHECK_EQ(r.status, BT_GRPC_OK);
+        bt_buf_fini(&r.raw);
+    }
+    c.router.keys = c.router.admin_keys = (struct bt_router_keys){0};
     bt_buf_fini(&b);
     bt_arena_fini(&a);
     fake_stop(&c);

@@ -404,8 +404,8 @@ static void test_endpoints(void)
 
 static void test_headers(void)
 {
-    static char key[] = "secret";
-    struct bt_router_key keys[] = {{key, 6, NULL}};
+    static char key[] = "secret", root[] = "root";
+    struct bt_router_key keys[] = {{key, 6, NULL}}, admins[] = {{root, 4, NULL}};
     char head[4096];
 
     fake_start(&c, 1, 1);
@@ -427,8 +427,8 @@ static void test_headers(void)
         CHECK(strstr(head, "x-request-id: my-2") != NULL &&
               strstr(head, "traceparent: 00-aa-bb-02") != NULL);
     }
-    c.router.keys = keys;
-    c.router.n_keys = 1;
+    c.router.keys.list = keys;
+    c.router.keys.n = 1;
     CHECK_EQ(fake_post(&c, "/v1/completions", "{\"prompt\":\"a\"}", &body), 401);
     CHECK(has("\"code\":\"invalid_api_key\""));
     CHECK_EQ(fake_http_call(&c, "GET", "/v1/models", "authorization: Bearer wrong\r\n", NULL, &body,
@@ -437,9 +437,26 @@ static void test_headers(void)
     CHECK_EQ(fake_http_call(&c, "GET", "/v1/models", "authorization: Bearer secret\r\n", NULL,
                             &body, NULL, 0),
              200);
-    CHECK_EQ(fake_get(&c, "/health", &body), 200);
-    c.router.n_keys = 0;
-    c.router.keys = NULL;
+    static const struct {
+        const char *path;
+        int none, client, admin;
+    } who[] = {{"/health", 200, 200, 200},
+               {"/metrics", 200, 200, 200},
+               {"/", 200, 200, 200},
+               {"/v1/cluster", 401, 200, 200},
+               {"/v1/models", 401, 200, 401}};
+
+    c.router.admin_keys = (struct bt_router_keys){admins, 1};
+    for (unsigned i = 0; i < sizeof who / sizeof who[0]; i++) {
+        CHECK_EQ(fake_get(&c, who[i].path, &body), who[i].none);
+        CHECK_EQ(fake_http_call(&c, "GET", who[i].path, "authorization: Bearer secret\r\n", NULL,
+                                &body, NULL, 0),
+                 who[i].client);
+        CHECK_EQ(fake_http_call(&c, "GET", who[i].path, "authorization: Bearer root\r\n", NULL,
+                                &body, NULL, 0),
+                 who[i].admin);
+    }
+    c.router.keys = c.router.admin_keys = (struct bt_router_keys){0};
     bt_buf_fini(&body);
     fake_stop(&c);
 }
