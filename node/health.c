@@ -86,6 +86,17 @@ static void turned_away(struct bt_buf *b, const struct bt_xfer_stats *x)
     }
 }
 
+static void sealed_threads(struct bt_buf *b, const struct bt_engine_snapshot *s,
+                           const struct bt_xfer_stats *x)
+{
+    static const char name[] = "baton_sealed_heap_calls_total";
+
+    bt_prom_head(b, name, BT_PROM_COUNTER,
+                 "Heap calls of threads that must not make any: 0, or a bug.");
+    bt_prom_u64(b, name, &(struct bt_prom_label){"thread", "engine"}, 1, s->sealed_heap_calls);
+    bt_prom_u64(b, name, &(struct bt_prom_label){"thread", "transfer"}, 1, x->sealed_heap_calls);
+}
+
 /* Label node: the router's address. */
 static void sessions(const struct bt_node *n, struct bt_buf *b)
 {
@@ -197,6 +208,7 @@ static void render_metrics(struct bt_node *n, struct bt_buf *b)
         "Page messages dropped: ticket, generation, peer or range did not match.",
         x.drop_unknown + x.drop_generation + x.drop_peer + x.drop_range + x.drop_malformed);
     turned_away(b, &x);
+    sealed_threads(b, &s, &x);
     steps(n, b);
     bt_prom_head(b, "baton_batch_tokens", BT_PROM_HISTOGRAM, "Tokens computed in one step.");
     bt_prom_hist_render(b, "baton_batch_tokens", NULL, 0, &n->p->batch_tokens);

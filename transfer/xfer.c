@@ -16,6 +16,7 @@
 #define COMMANDS_PER_ROUND 256
 /* destroy waits this long for sends and receives to end before it takes the wire down under them. */
 #define DESTROY_WAIT_NS (5 * BT_NS_PER_S)
+#define CTRL_IN_MORE    ((size_t)1 << 20) /* room for control messages besides twice ctrl_bytes_max */
 
 /* ---- queues ---- */
 
@@ -48,9 +49,12 @@ bool bt_xfer_poll(struct bt_xfer *x, struct bt_xfer_event *ev)
     }
     pthread_mutex_unlock(&x->ev_mu);
     if (n == NULL) {
+        bt_spent_free(&x->spent);
         return false;
     }
-    if (owned) {
+    if (n->block) {
+        bt_fifo_give(n);
+    } else if (owned) {
         bt_free(n);
     }
     if (ev->kind == BT_XFER_CTRL) {
@@ -61,25 +65,28 @@ bool bt_xfer_poll(struct bt_xfer *x, struct bt_xfer_event *ev)
 
 void bt_xfer_event_free(struct bt_xfer_event *ev)
 {
-    bt_free(ev->data);
+    bt_fifo_give(ev->data);
     ev->data = NULL;
     ev->n_bytes = 0;
 }
 
-struct xfer_op *xfer_op_get(struct bt_xfer *x)
+struct xfer_op *xfer_op_get(struct bt_xfer *x, bool share)
 {
-    struct xfer_op *op = SLIST_FIRST(&x->free_ops);
+    struct xfer_op *op =
+        share && x->n_share_ops >= XFER_SHARES_MAX ? NULL : bt_slab_get(&x->op_slab);
     if (op == NULL) {
-        return bt_calloc(1, sizeof(*op));
+        return NULL;
     }
-    SLIST_REMOVE_HEAD(&x->free_ops, free_link);
     memset(op, 0, sizeof(*op));
+    op->is_share = share;
+    x->n_share_ops += share;
     return op;
 }
 
 void xfer_op_put(struct bt_xfer *x, struct xfer_op *op)
 {
-    SLIST_INSERT_HEAD(&x->free_ops, op, free_link);
+    x->n_share_ops -= op->is_share;
+    bt_slab_put(&x->op_slab, op);
 }
 
 void bt_xfer_stats(struct bt_xfer *x, struct bt_xfer_stats *out)
@@ -87,6 +94,7 @@ void bt_xfer_stats(struct bt_xfer *x, struct bt_xfer_stats *out)
     pthread_mutex_lock(&x->stats_mu);
     *out = x->stats_out;
     pthread_mutex_unlock(&x->stats_mu);
+    out->sealed_heap_calls = bt_seal_heap_calls(&x->seal);
     out->ctrl_bytes_waiting = atomic_load(&x->ctrl_in_bytes) + atomic_load(&x->ctrl_out_bytes);
 }
 
@@ -119,9 +127,9 @@ static void command_run(struct bt_xfer *x, struct xfer_cmd *c)
         p = xfer_peer_find(x, c->peer);
         if (p == NULL || p->state != PEER_UP) {
             atomic_fetch_sub(&x->ctrl_out_bytes, c->ctrl->n);
-            bt_free(c->ctrl);
+            bt_spent_add(&x->spent, c->ctrl);
         } else {
-            xfer_peer_send(x, p, XFER_CTRL, c->ctrl, c->ctrl->n);
+            xfer_ctrl_send(x, p, c->ctrl);
         }
         break;
     case XFER_CMD_LAND_OPEN:
@@ -140,7 +148,7 @@ static void command_run(struct bt_xfer *x, struct xfer_cmd *c)
         xfer_push_cancel_ticket(x, c->ref.ticket);
         break;
     }
-    bt_free(c);
+    bt_spent_add(&x->spent, c);
 }
 
 static void publish_stats(struct bt_xfer *x)
@@ -220,6 +228,7 @@ static void *thread_main(void *arg)
 {
     struct bt_xfer *x = arg;
     bt_log_thread("xfer");
+    bt_alloc_seal(&x->seal);
     while (!atomic_load(&x->stop)) {
         uint64_t deadline = 0;
         x->now_ns = bt_clock_ns();
@@ -230,7 +239,9 @@ static void *thread_main(void *arg)
             x->ops->wait(x, deadline > now ? deadline - now : 0);
         }
     }
+    struct bt_seal *was = bt_alloc_unseal(); /* connections and the wire go */
     drain(x);
+    bt_alloc_reseal(was);
     return NULL;
 }
 
@@ -303,6 +314,25 @@ static enum bt_status options_fill(struct bt_xfer *x, const struct bt_xfer_opts 
     return BT_OK;
 }
 
+/* All that the thread needs later. */
+static enum bt_status memory_init(struct bt_xfer *x)
+{
+    enum bt_status st = bt_slab_init(&x->op_slab, "sends and receives", sizeof(struct xfer_op),
+                                     XFER_SHARES_MAX + XFER_OPS_PER_PEER * (x->o.peers_max + 1));
+    if (st == BT_OK) {
+        st = bt_fifo_create(2 * x->o.ctrl_bytes_max + CTRL_IN_MORE, &x->ctrl_in);
+    }
+    return st != BT_OK ? st : xfer_buckets_init(x);
+}
+
+static void memory_fini(struct bt_xfer *x)
+{
+    bt_spent_free(&x->spent);
+    bt_slab_fini(&x->op_slab);
+    bt_fifo_destroy(x->ctrl_in);
+    bt_free(x->buckets);
+}
+
 enum bt_status bt_xfer_create(const struct bt_xfer_opts *opts, struct bt_xfer **out,
                               struct bt_err *err)
 {
@@ -314,8 +344,7 @@ enum bt_status bt_xfer_create(const struct bt_xfer_opts *opts, struct bt_xfer **
     STAILQ_INIT(&x->events);
     TAILQ_INIT(&x->peers);
     TAILQ_INIT(&x->landings);
-    SLIST_INIT(&x->free_ops);
-    bt_map_init(&x->by_ticket, true);
+    x->seal.thread = "transfer";
     pthread_mutex_init(&x->cmd_mu, NULL);
     pthread_mutex_init(&x->ev_mu, NULL);
     pthread_mutex_init(&x->stats_mu, NULL);
@@ -325,10 +354,15 @@ enum bt_status bt_xfer_create(const struct bt_xfer_opts *opts, struct bt_xfer **
     if (st != BT_OK) {
         goto err_free;
     }
+    st = memory_init(x);
+    if (st != BT_OK) {
+        (void)bt_err_set(err, st, "transfer: out of memory");
+        goto err_memory;
+    }
     x->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     if (x->wake_fd < 0) {
         st = bt_err_set(err, BT_ERR_IO, "transfer: eventfd: %s", strerror(errno));
-        goto err_free;
+        goto err_memory;
     }
     x->now_ns = x->o.manual ? 0 : bt_clock_ns();
     st = x->ops->open(x, opts, err);
@@ -345,6 +379,8 @@ err_wire:
     x->ops->fini(x);
 err_fd:
     close(x->wake_fd);
+err_memory:
+    memory_fini(x);
 err_free:
     pthread_mutex_destroy(&x->stats_mu);
     pthread_mutex_destroy(&x->ev_mu);
@@ -362,15 +398,13 @@ static void free_landings(struct bt_xfer *x)
             l->landed->keep = false; /* freed with the events */
             l->landed = NULL;
         }
-        xfer_landing_free(l);
+        xfer_landing_free(x, l);
     }
-    bt_map_fini(&x->by_ticket);
 }
 
 void bt_xfer_destroy(struct bt_xfer *x)
 {
     struct xfer_cmd *c;
-    struct xfer_op *op;
     struct bt_xfer_event ev;
     if (x == NULL) {
         return;
@@ -383,16 +417,13 @@ void bt_xfer_destroy(struct bt_xfer *x)
         pthread_join(x->thread, NULL);
     }
     while ((c = xfer_command_take(x)) != NULL) {
-        xfer_command_drop(c);
+        xfer_command_drop(x, c);
     }
     free_landings(x);
     while (bt_xfer_poll(x, &ev)) {
         bt_xfer_event_free(&ev);
     }
-    while ((op = SLIST_FIRST(&x->free_ops)) != NULL) {
-        SLIST_REMOVE_HEAD(&x->free_ops, free_link);
-        bt_free(op);
-    }
+    memory_fini(x);
     close(x->wake_fd);
     pthread_mutex_destroy(&x->stats_mu);
     pthread_mutex_destroy(&x->ev_mu);

@@ -18,6 +18,10 @@
  * BT_ERR_NOMEM). Events are never lost: each has its place from the moment the work is accepted. A peer whose
  * control messages nobody polls is disconnected at `ctrl_bytes_max`.
  *
+ * Memory. The thread is sealed (base/mem.h): it calls the heap to make and end connections only. What callers hand over is
+ * heap memory of theirs, within the limits, and goes back to them; sends, receives and the control messages that come
+ * have their room reserved at create: 65,536 shares in flight, and twice ctrl_bytes_max.
+ *
  * A *share* is a page's contiguous part in one layer: the unit on the wire, one active message each.
  * Every share carries ticket, generation, group, layer, page index and size; what does not match an open landing
  * exactly is dropped and counted, never written. Arrival order means nothing. */
@@ -75,7 +79,9 @@ struct bt_xfer_opts {
     uint32_t peers_max;     /* 256 */
     uint32_t landings_max;  /* 4096 */
     uint32_t commands_max;  /* 4096 */
-    size_t ctrl_bytes_max;  /* 32 MiB: control bytes waiting, in and out each */
+    size_t
+        ctrl_bytes_max; /* 32 MiB: control bytes waiting, in and out each; of those that came a small one counts
+                             * for about 600 */
 
     /* Called on the transfer thread after events were queued; must be short and thread-safe (uv_async_send).
      * Calls coalesce: after one, poll until false. May come until bt_xfer_destroy()
@@ -242,7 +248,8 @@ struct bt_xfer_event {
 
 /* false: none. One thread at a time. */
 bool bt_xfer_poll(struct bt_xfer *x, struct bt_xfer_event *ev);
-void bt_xfer_event_free(struct bt_xfer_event *ev); /* frees data; legal for every event */
+void bt_xfer_event_free(
+    struct bt_xfer_event *ev); /* frees data; legal for every event; before bt_xfer_destroy() */
 
 /* ---- stats ---- */
 
@@ -273,6 +280,7 @@ struct bt_xfer_stats {
     /* now: all zero when idle */
     uint64_t peers_up, landings_open, pushes_open, sends_in_flight, receives_in_flight,
         ctrl_bytes_waiting;
+    uint64_t sealed_heap_calls; /* of the thread: 0, or a bug */
 };
 
 /* A consistent recent copy (at most one round of the thread old). Any thread. */

@@ -27,8 +27,9 @@ static enum bt_status command_add(struct bt_xfer *x, struct xfer_cmd *c, bool ne
     return BT_OK;
 }
 
-static struct xfer_cmd *command_new(enum xfer_cmd_kind kind, uint64_t peer)
+static struct xfer_cmd *command_new(struct bt_xfer *x, enum xfer_cmd_kind kind, uint64_t peer)
 {
+    bt_spent_free(&x->spent);
     struct xfer_cmd *c = bt_calloc(1, sizeof(*c));
     if (c != NULL) {
         c->kind = kind;
@@ -52,7 +53,7 @@ struct xfer_cmd *xfer_command_take(struct bt_xfer *x)
 enum bt_status bt_xfer_connect(struct bt_xfer *x, const char *address, uint64_t instance,
                                const struct bt_gate_token *token, uint64_t *peer)
 {
-    struct xfer_cmd *c = command_new(XFER_CMD_CONNECT, 0);
+    struct xfer_cmd *c = command_new(x, XFER_CMD_CONNECT, 0);
     struct xfer_peer *p = xfer_peer_alloc(x);
     enum bt_status st = BT_ERR_NOMEM;
     if (c == NULL || p == NULL) {
@@ -83,7 +84,7 @@ err:
 
 enum bt_status bt_xfer_disconnect(struct bt_xfer *x, uint64_t peer)
 {
-    struct xfer_cmd *c = command_new(XFER_CMD_DISCONNECT, peer);
+    struct xfer_cmd *c = command_new(x, XFER_CMD_DISCONNECT, peer);
     return c == NULL ? BT_ERR_NOMEM : command_add(x, c, false);
 }
 
@@ -92,8 +93,8 @@ enum bt_status bt_xfer_send_ctrl(struct bt_xfer *x, uint64_t peer, const void *d
     if (n == 0 || n > BT_XFER_CTRL_MAX) {
         return BT_ERR_INVALID;
     }
-    struct xfer_cmd *c = command_new(XFER_CMD_CTRL, peer);
-    struct xfer_ctrl *m = bt_alloc(sizeof(*m) + n);
+    struct xfer_cmd *c = command_new(x, XFER_CMD_CTRL, peer);
+    struct xfer_ctrl *m = bt_calloc(1, sizeof(*m) + n);
     enum bt_status st = BT_ERR_NOMEM;
     if (c != NULL && m != NULL) {
         m->n = n;
@@ -122,15 +123,15 @@ enum bt_status bt_xfer_land_open(struct bt_xfer *x, const struct bt_xfer_landing
         atomic_fetch_sub(&x->n_landings, 1);
         return BT_ERR_BUSY;
     }
-    struct xfer_cmd *c = command_new(XFER_CMD_LAND_OPEN, d->peer);
-    enum bt_status st = c == NULL ? BT_ERR_NOMEM : xfer_landing_make(d, &l);
+    struct xfer_cmd *c = command_new(x, XFER_CMD_LAND_OPEN, d->peer);
+    enum bt_status st = c == NULL ? BT_ERR_NOMEM : xfer_landing_make(x, d, &l);
     if (st == BT_OK) {
         c->landing = l;
         st = command_add(x, c, true);
     }
     if (st != BT_OK) {
         if (l != NULL) {
-            xfer_landing_free(l);
+            xfer_landing_free(x, l);
         }
         bt_free(c);
         atomic_fetch_sub(&x->n_landings, 1);
@@ -141,7 +142,7 @@ enum bt_status bt_xfer_land_open(struct bt_xfer *x, const struct bt_xfer_landing
 static enum bt_status ref_command(struct bt_xfer *x, enum xfer_cmd_kind kind, const uint8_t *ticket,
                                   uint64_t generation, const uint64_t *n_shares)
 {
-    struct xfer_cmd *c = command_new(kind, 0);
+    struct xfer_cmd *c = command_new(x, kind, 0);
     if (c == NULL) {
         return BT_ERR_NOMEM;
     }
@@ -216,7 +217,7 @@ enum bt_status bt_xfer_push(struct bt_xfer *x, const struct bt_xfer_push *d)
     if (!push_valid(d)) {
         return BT_ERR_INVALID;
     }
-    struct xfer_cmd *c = command_new(XFER_CMD_PUSH, d->peer);
+    struct xfer_cmd *c = command_new(x, XFER_CMD_PUSH, d->peer);
     struct xfer_push *pu = push_new(d);
     enum bt_status st = BT_ERR_NOMEM;
     if (c != NULL && pu != NULL) {
@@ -234,7 +235,7 @@ enum bt_status bt_xfer_push(struct bt_xfer *x, const struct bt_xfer_push *d)
 }
 
 /* Commands that were never run. */
-void xfer_command_drop(struct xfer_cmd *c)
+void xfer_command_drop(struct bt_xfer *x, struct xfer_cmd *c)
 {
     switch (c->kind) {
     case XFER_CMD_CONNECT:
@@ -244,7 +245,7 @@ void xfer_command_drop(struct xfer_cmd *c)
         bt_free(c->ctrl);
         break;
     case XFER_CMD_LAND_OPEN:
-        xfer_landing_free(c->landing);
+        xfer_landing_free(x, c->landing);
         break;
     case XFER_CMD_PUSH:
         push_free(c->push);

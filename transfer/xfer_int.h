@@ -10,8 +10,12 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/queue.h>
+#include "base/fifo.h"
 #include "base/hash.h"
 #include "base/log.h"
+#include "base/mem.h"
+#include "base/slab.h"
+#include "base/spent.h"
 #include "transfer/xfer.h"
 #include "transfer/xfer_wire.h"
 
@@ -22,6 +26,7 @@ struct xfer_node {
     struct bt_xfer_event ev;
     bool queued; /* under ev_mu */
     bool keep;   /* under ev_mu: owned by a landing, not freed by poll */
+    bool block;  /* of x->ctrl_in, not of the heap */
 };
 STAILQ_HEAD(xfer_nodes, xfer_node);
 
@@ -54,26 +59,31 @@ struct xfer_cmd {
 };
 STAILQ_HEAD(xfer_cmds, xfer_cmd);
 
-struct xfer_ctrl {
-    size_t n;
-    uint8_t data[];
-};
-
 /* ---- sends and receives in flight ---- */
 
+/* Shares in flight, both ways together: no more are sent for now; a connection by which one more would be received is
+ * given up. Behind these there are ops for the greetings and heartbeats of every peer. */
+#define XFER_SHARES_MAX   65536u
+#define XFER_OPS_PER_PEER 8u
+
+/* Of x->op_slab; a control message brings its own. */
 struct xfer_op {
-    SLIST_ENTRY(xfer_op) free_link;
     struct xfer_peer *peer;
     struct xfer_push *push;       /* send of a share */
     struct xfer_landing *landing; /* receive of a share */
-    void *owned;                  /* freed when the op ends */
+    void *owned;                  /* goes back to the heap when the op ends */
     const uint8_t *data;          /* payload of a send, destination of a receive */
     size_t bytes;
-    bool is_test;
+    bool is_test, is_share;
     struct xfer_head head; /* of a receive */
     uint8_t wire[XFER_HEAD_BYTES];
 };
-SLIST_HEAD(xfer_ops_free, xfer_op);
+
+struct xfer_ctrl {
+    struct xfer_op op;
+    size_t n;
+    uint8_t data[];
+};
 
 /* ---- peers ---- */
 
@@ -141,7 +151,7 @@ struct xfer_land_group {
 
 struct xfer_landing {
     TAILQ_ENTRY(xfer_landing) link;
-    struct xfer_landing *same_ticket; /* other generations */
+    struct xfer_landing *next_in_bucket;
     uint8_t ticket[BT_XFER_TICKET_BYTES];
     uint64_t generation;
     uint64_t peer;
@@ -208,6 +218,10 @@ struct bt_xfer {
     atomic_uint_fast64_t next_peer;
     atomic_size_t ctrl_out_bytes, ctrl_in_bytes;
     atomic_uint n_landings;
+    struct bt_spent
+        spent; /* what callers made and the thread is done with: freed by the next call */
+    struct bt_seal seal;
+    struct bt_fifo *ctrl_in;     /* control messages that came, and their events */
     struct bt_log_limit in_vain; /* lines about connections that were never up */
 
     pthread_mutex_t cmd_mu;
@@ -227,19 +241,22 @@ struct bt_xfer {
     struct xfer_peers peers;
     uint32_t n_peers;
     struct xfer_landings landings;
-    struct bt_map by_ticket; /* to struct xfer_landing * */
-    struct xfer_ops_free free_ops;
+    struct xfer_landing **buckets; /* of landings, by ticket */
+    uint32_t buckets_mask;
+    struct bt_slab op_slab;
+    uint32_t n_share_ops; /* of them, those of shares */
 };
 
 /* xfer.c */
 void xfer_wake(struct bt_xfer *x);                       /* any thread */
 void xfer_event(struct bt_xfer *x, struct xfer_node *n); /* takes n unless n->keep */
-struct xfer_op *xfer_op_get(struct bt_xfer *x);          /* zeroed; NULL: no memory */
+/* Zeroed. NULL: as many are in flight as may be. */
+struct xfer_op *xfer_op_get(struct bt_xfer *x, bool share);
 void xfer_op_put(struct bt_xfer *x, struct xfer_op *op);
 
 /* xfer_calls.c */
 struct xfer_cmd *xfer_command_take(struct bt_xfer *x);
-void xfer_command_drop(struct xfer_cmd *c); /* one that is never run */
+void xfer_command_drop(struct bt_xfer *x, struct xfer_cmd *c); /* one that is never run */
 
 /* xfer_peer.c, xfer_recv.c: called by the wire */
 struct xfer_peer *xfer_incoming(struct bt_xfer *x, void *conn,
@@ -266,11 +283,12 @@ void xfer_peer_dial(struct bt_xfer *x, struct xfer_peer *p);
 void xfer_peer_down(struct bt_xfer *x, struct xfer_peer *p, enum bt_status st, const char *why);
 /* Timers, broken wires and freeing; returns the next deadline. *did: something changed. */
 uint64_t xfer_peers_tick(struct bt_xfer *x, bool *did);
-/* A message with a payload from bt_alloc (taken; a CTRL's is a struct xfer_ctrl) or none. */
+/* A message with a payload from bt_alloc (taken) or none. */
 void xfer_peer_send(struct bt_xfer *x, struct xfer_peer *p, enum xfer_kind kind, void *owned,
                     size_t n);
 void xfer_send_message(struct bt_xfer *x, struct xfer_peer *p, struct xfer_head *h, void *owned,
                        const uint8_t *data, size_t n);
+void xfer_ctrl_send(struct bt_xfer *x, struct xfer_peer *p, struct xfer_ctrl *m); /* takes m */
 void xfer_peer_up(struct bt_xfer *x, struct xfer_peer *p);
 
 /* xfer_greet.c */
@@ -295,9 +313,11 @@ void xfer_push_cancel_ticket(struct bt_xfer *x, const uint8_t *ticket);
 void xfer_push_fail_peer(struct bt_xfer *x, struct xfer_peer *p);
 
 /* xfer_land.c */
-enum bt_status xfer_landing_make(const struct bt_xfer_landing *l,
-                                 struct xfer_landing **out); /* any thread */
-void xfer_landing_free(struct xfer_landing *l);
+enum bt_status
+xfer_landing_make(struct bt_xfer *x, const struct bt_xfer_landing *l,
+                  struct xfer_landing **out); /* any thread but the transfer thread */
+void xfer_landing_free(struct bt_xfer *x, struct xfer_landing *l);
+enum bt_status xfer_buckets_init(struct bt_xfer *x);
 void xfer_land_add(struct bt_xfer *x, struct xfer_landing *l);
 void xfer_land_expect_cmd(struct bt_xfer *x, const struct xfer_cmd *c);
 void xfer_land_close_cmd(struct bt_xfer *x, const struct xfer_cmd *c);

@@ -21,8 +21,9 @@ static enum bt_status group_init(struct xfer_land_group *g, const struct bt_xfer
     g->d = *d;
     g->d.page_ids = NULL;
     bytes = (bits + 63) / 64 * sizeof(uint64_t);
-    uint32_t *ids = bt_alloc(d->n_pages * sizeof(*ids));
-    g->seen = bt_calloc(1, bytes);
+    /* at least as much as bt_spent wants */
+    uint32_t *ids = bt_alloc((d->n_pages + 2) * sizeof(*ids));
+    g->seen = bt_calloc(1, bytes + sizeof(uint64_t));
     if (ids == NULL || g->seen == NULL) {
         bt_free(ids);
         return BT_ERR_NOMEM;
@@ -34,7 +35,8 @@ static enum bt_status group_init(struct xfer_land_group *g, const struct bt_xfer
     return BT_OK;
 }
 
-enum bt_status xfer_landing_make(const struct bt_xfer_landing *d, struct xfer_landing **out)
+enum bt_status xfer_landing_make(struct bt_xfer *x, const struct bt_xfer_landing *d,
+                                 struct xfer_landing **out)
 {
     if (d->n_groups > BT_XFER_GROUPS_MAX) {
         return BT_ERR_INVALID;
@@ -56,7 +58,7 @@ enum bt_status xfer_landing_make(const struct bt_xfer_landing *d, struct xfer_la
         st = group_init(&l->group[i], &d->group[i]);
     }
     if (st != BT_OK) {
-        xfer_landing_free(l);
+        xfer_landing_free(x, l);
         return st;
     }
     l->landed->keep = true;
@@ -64,18 +66,60 @@ enum bt_status xfer_landing_make(const struct bt_xfer_landing *d, struct xfer_la
     return BT_OK;
 }
 
-void xfer_landing_free(struct xfer_landing *l)
+void xfer_landing_free(struct bt_xfer *x, struct xfer_landing *l)
 {
     for (uint32_t i = 0; i < l->n_groups; i++) {
         /* owned; const only towards callers */
-        bt_free((void *)(uintptr_t)l->group[i].d.page_ids);
-        bt_free(l->group[i].seen);
+        bt_spent_add(&x->spent, (void *)(uintptr_t)l->group[i].d.page_ids);
+        bt_spent_add(&x->spent, l->group[i].seen);
     }
-    bt_free(l->landed);
-    bt_free(l->full_ev);
-    bt_free(l->closed);
-    bt_free(l);
+    bt_spent_add(&x->spent, l->landed);
+    bt_spent_add(&x->spent, l->full_ev);
+    bt_spent_add(&x->spent, l->closed);
+    bt_spent_add(&x->spent, l);
 }
+
+/* ---- by ticket ---- */
+
+enum bt_status xfer_buckets_init(struct bt_xfer *x)
+{
+    while (x->buckets_mask + 1 < x->o.landings_max && x->buckets_mask < UINT32_MAX / 2) {
+        x->buckets_mask = x->buckets_mask << 1 | 1;
+    }
+    x->buckets = bt_calloc((size_t)x->buckets_mask + 1, sizeof(struct xfer_landing *));
+    return x->buckets != NULL ? BT_OK : BT_ERR_NOMEM;
+}
+
+static struct xfer_landing **bucket_of(struct bt_xfer *x, const uint8_t *ticket)
+{
+    return &x->buckets[bt_hash64(ticket, BT_XFER_TICKET_BYTES, x->o.instance) & x->buckets_mask];
+}
+
+/* The first one with the ticket at l or behind it. */
+static struct xfer_landing *with_ticket(struct xfer_landing *l, const uint8_t *ticket)
+{
+    while (l != NULL && memcmp(l->ticket, ticket, BT_XFER_TICKET_BYTES) != 0) {
+        l = l->next_in_bucket;
+    }
+    return l;
+}
+
+static struct xfer_landing *find(struct bt_xfer *x, const uint8_t *ticket)
+{
+    return with_ticket(*bucket_of(x, ticket), ticket);
+}
+
+static struct xfer_landing *find_exact(struct bt_xfer *x, const uint8_t *ticket,
+                                       uint64_t generation)
+{
+    struct xfer_landing *l = find(x, ticket);
+    while (l != NULL && l->generation != generation) {
+        l = with_ticket(l->next_in_bucket, ticket);
+    }
+    return l;
+}
+
+/* ---- events ---- */
 
 static void fill_event(struct xfer_landing *l, struct bt_xfer_event *ev,
                        enum bt_xfer_event_kind kind, enum bt_status st)
@@ -106,25 +150,6 @@ static void tell_landed(struct bt_xfer *x, struct xfer_landing *l)
     }
 }
 
-static struct xfer_landing *find(struct bt_xfer *x, const uint8_t *ticket)
-{
-    uint64_t v;
-    if (!bt_map_get(&x->by_ticket, ticket, BT_XFER_TICKET_BYTES, &v)) {
-        return NULL;
-    }
-    return (struct xfer_landing *)(uintptr_t)v;
-}
-
-static struct xfer_landing *find_exact(struct bt_xfer *x, const uint8_t *ticket,
-                                       uint64_t generation)
-{
-    struct xfer_landing *l = find(x, ticket);
-    while (l != NULL && l->generation != generation) {
-        l = l->same_ticket;
-    }
-    return l;
-}
-
 /* Queues the last event and lets the landing go. */
 static void finish_close(struct bt_xfer *x, struct xfer_landing *l, enum bt_status st)
 {
@@ -137,7 +162,7 @@ static void finish_close(struct bt_xfer *x, struct xfer_landing *l, enum bt_stat
         l->landed = NULL;
     }
     pthread_mutex_unlock(&x->ev_mu);
-    xfer_landing_free(l);
+    xfer_landing_free(x, l);
     atomic_fetch_sub(&x->n_landings, 1);
     xfer_event(x, closed);
 }
@@ -148,35 +173,21 @@ void xfer_land_add(struct bt_xfer *x, struct xfer_landing *l)
         finish_close(x, l, BT_ERR_INVALID);
         return;
     }
-    l->same_ticket = find(x, l->ticket);
-    if (bt_map_put(&x->by_ticket, l->ticket, BT_XFER_TICKET_BYTES, (uint64_t)(uintptr_t)l) !=
-        BT_OK) {
-        finish_close(x, l, BT_ERR_NOMEM);
-        return;
-    }
+    struct xfer_landing **bucket = bucket_of(x, l->ticket);
+    l->next_in_bucket = *bucket;
+    *bucket = l;
     TAILQ_INSERT_TAIL(&x->landings, l, link);
     x->st.landings_open++;
 }
 
 static void unlink_landing(struct bt_xfer *x, struct xfer_landing *l)
 {
-    struct xfer_landing *head = find(x, l->ticket);
-    BT_ASSERT(head != NULL);
-    if (head != l) {
-        struct xfer_landing *before = head;
-        while (before->same_ticket != l) {
-            before = before->same_ticket;
-            BT_ASSERT(before != NULL);
-        }
-        before->same_ticket = l->same_ticket;
-    } else if (l->same_ticket == NULL) {
-        bt_map_del(&x->by_ticket, l->ticket, BT_XFER_TICKET_BYTES);
-    } else {
-        /* Replaces the value of a key that is there: needs no memory. */
-        enum bt_status st = bt_map_put(&x->by_ticket, l->ticket, BT_XFER_TICKET_BYTES,
-                                       (uint64_t)(uintptr_t)l->same_ticket);
-        BT_ASSERT(st == BT_OK);
+    struct xfer_landing **at = bucket_of(x, l->ticket);
+    while (*at != l) {
+        BT_ASSERT(*at != NULL);
+        at = &(*at)->next_in_bucket;
     }
+    *at = l->next_in_bucket;
     TAILQ_REMOVE(&x->landings, l, link);
     x->st.landings_open--;
 }

@@ -127,16 +127,27 @@ static struct node *node_by_instance(struct bt_xfer_hub *hub, uint64_t instance)
 
 /* ---- frames; hub->mu held ---- */
 
+/* A wire has memory of its own: that of frames is no business of the thread that sends, nor does it fail because a test
+ * made one allocation fail. */
 static struct frame *frame_new(enum frame_kind kind, struct loop_conn *to, size_t copy_bytes)
 {
+    struct bt_seal *was = bt_alloc_unseal();
     struct frame *f = bt_calloc(1, sizeof(*f) + copy_bytes);
-    if (f == NULL) { /* a test made one allocation fail: a wire has memory of its own */
+    if (f == NULL) {
         f = bt_calloc(1, sizeof(*f) + copy_bytes);
     }
+    bt_alloc_reseal(was);
     BT_ASSERT(f != NULL);
     f->kind = kind;
     f->conn = to;
     return f;
+}
+
+static void frame_free(struct frame *f)
+{
+    struct bt_seal *was = bt_alloc_unseal();
+    bt_free(f);
+    bt_alloc_reseal(was);
 }
 
 static void deliver(struct frame *f)
@@ -248,7 +259,7 @@ static void loop_fini(struct bt_xfer *x)
             }
             bt_free(f->conn);
         }
-        bt_free(f);
+        frame_free(f);
     }
     pthread_mutex_unlock(&n->hub->mu);
     bt_free(n);
@@ -366,7 +377,7 @@ static void purge(struct loop_conn *c, struct frames *mine)
                 deliver_sent(c->other, msg->op, BT_ERR_PEER_LOST);
             }
             if (f->kind == FRAME_RECEIVING) {
-                bt_free(f->message);
+                frame_free(f->message);
             }
             TAILQ_INSERT_TAIL(mine, f, link);
         }
@@ -400,7 +411,7 @@ static void take_back(struct loop_conn *c, struct frames *mine)
             withdraw(c, f, mine);
             if (f->kind == FRAME_MESSAGE) {
                 TAILQ_REMOVE(&o->node->inbox, f, link);
-                bt_free(f);
+                frame_free(f);
             }
         }
         f = next;
@@ -435,7 +446,7 @@ static void loop_close(struct bt_xfer *x, struct xfer_peer *p)
         } else if (f->kind == FRAME_RECEIVING) {
             xfer_received(x, f->op, BT_ERR_PEER_LOST);
         }
-        bt_free(f);
+        frame_free(f);
     }
     xfer_closed(x, p);
 }
@@ -481,7 +492,7 @@ static void on_connect(struct bt_xfer *x, struct frame *f)
         }
         while ((q = TAILQ_FIRST(&mine)) != NULL) {
             TAILQ_REMOVE(&mine, q, link);
-            bt_free(q);
+            frame_free(q);
         }
         pthread_mutex_unlock(&n->hub->mu);
         bt_free(f->conn);
@@ -544,7 +555,7 @@ static void on_receiving(struct bt_xfer *x, struct frame *f)
         }
     }
     pthread_mutex_unlock(&n->hub->mu);
-    bt_free(m);
+    frame_free(m);
     xfer_received(x, f->op, st);
 }
 
@@ -566,6 +577,7 @@ static bool loop_die(struct bt_xfer *x)
 static bool loop_progress(struct bt_xfer *x)
 {
     struct node *n = x->wire;
+    struct bt_seal *was;
     bool did = false;
     for (unsigned i = 0; i < DELIVER_MAX; i++) {
         pthread_mutex_lock(&n->hub->mu);
@@ -582,7 +594,9 @@ static bool loop_progress(struct bt_xfer *x)
         bool lives = false;
         switch (f->kind) {
         case FRAME_CONNECT:
+            was = bt_alloc_unseal(); /* making a connection is no request */
             on_connect(x, f);
+            bt_alloc_reseal(was);
             break;
         case FRAME_MESSAGE:
             lives = on_message(x, f);
@@ -601,7 +615,7 @@ static bool loop_progress(struct bt_xfer *x)
         n->current = NULL;
         pthread_mutex_unlock(&n->hub->mu);
         if (!lives) {
-            bt_free(f);
+            frame_free(f);
         }
     }
     return did;

@@ -60,29 +60,19 @@ static void peer_add(struct bt_xfer *x, struct xfer_peer *p)
 
 /* ---- sending ---- */
 
-void xfer_send_message(struct bt_xfer *x, struct xfer_peer *p, struct xfer_head *h, void *owned,
-                       const uint8_t *data, size_t n)
+static bool may_send(const struct xfer_peer *p)
 {
-    struct xfer_op *op = NULL;
-    if (p->broken == BT_OK && p->state != PEER_CLOSING) {
-        op = xfer_op_get(x);
-        if (op == NULL) {
-            p->broken = BT_ERR_NOMEM; /* a lost message is a lost connection */
-        }
-    }
-    if (op == NULL) {
-        if (h->kind == XFER_CTRL) {
-            atomic_fetch_sub(&x->ctrl_out_bytes, n);
-        }
-        bt_free(owned);
-        return;
-    }
+    return p->broken == BT_OK && p->state != PEER_CLOSING;
+}
+
+static void send_op(struct bt_xfer *x, struct xfer_peer *p, struct xfer_op *op, struct xfer_head *h,
+                    const uint8_t *data, size_t n)
+{
     h->instance = x->o.instance;
     h->bytes = n;
     xfer_head_encode(h, op->wire);
     op->peer = p;
     op->head = *h;
-    op->owned = owned;
     op->data = data;
     op->bytes = n;
     op->is_test = h->kind == XFER_TEST;
@@ -90,15 +80,38 @@ void xfer_send_message(struct bt_xfer *x, struct xfer_peer *p, struct xfer_head 
     x->ops->send(x, p, op);
 }
 
+void xfer_send_message(struct bt_xfer *x, struct xfer_peer *p, struct xfer_head *h, void *owned,
+                       const uint8_t *data, size_t n)
+{
+    struct xfer_op *op = may_send(p) ? xfer_op_get(x, false) : NULL;
+    if (op == NULL) {
+        if (may_send(p)) {
+            p->broken = BT_ERR_BUSY; /* a lost message is a lost connection */
+        }
+        bt_spent_add(&x->spent, owned);
+        return;
+    }
+    op->owned = owned;
+    send_op(x, p, op, h, data, n);
+}
+
 void xfer_peer_send(struct bt_xfer *x, struct xfer_peer *p, enum xfer_kind kind, void *owned,
                     size_t n)
 {
     struct xfer_head h = {.kind = kind, .version = kind == XFER_WELCOME ? p->version : 0};
-    if (kind == XFER_CTRL) {
-        xfer_send_message(x, p, &h, owned, ((struct xfer_ctrl *)owned)->data, n);
+    xfer_send_message(x, p, &h, owned, owned, n);
+}
+
+void xfer_ctrl_send(struct bt_xfer *x, struct xfer_peer *p, struct xfer_ctrl *m)
+{
+    struct xfer_head h = {.kind = XFER_CTRL};
+    if (!may_send(p)) {
+        atomic_fetch_sub(&x->ctrl_out_bytes, m->n);
+        bt_spent_add(&x->spent, m);
         return;
     }
-    xfer_send_message(x, p, &h, owned, owned, n);
+    m->op.owned = m;
+    send_op(x, p, &m->op, &h, m->data, m->n);
 }
 
 void xfer_sent(struct bt_xfer *x, struct xfer_op *op, enum bt_status st)
@@ -108,19 +121,23 @@ void xfer_sent(struct bt_xfer *x, struct xfer_op *op, enum bt_status st)
     p->n_sends--;
     if (op->push != NULL) {
         xfer_push_sent(x, op, st);
+        xfer_op_put(x, op);
+        return;
+    }
+    if (st != BT_OK && p->broken == BT_OK) {
+        p->broken = st;
+    }
+    void *owned = op->owned;
+    if (op->head.kind == XFER_CTRL) {
+        atomic_fetch_sub(&x->ctrl_out_bytes, op->bytes);
+        x->st.ctrl_sent++;
     } else {
         if (op->head.kind == XFER_PING) {
             p->ping_in_flight = false;
-        } else if (op->head.kind == XFER_CTRL) {
-            atomic_fetch_sub(&x->ctrl_out_bytes, op->bytes);
-            x->st.ctrl_sent++;
         }
-        if (st != BT_OK && p->broken == BT_OK) {
-            p->broken = st;
-        }
-        bt_free(op->owned);
+        xfer_op_put(x, op);
     }
-    xfer_op_put(x, op);
+    bt_spent_add(&x->spent, owned); /* a control message is gone with its op */
 }
 
 /* ---- up and down ---- */
@@ -203,7 +220,9 @@ void xfer_peer_dial(struct bt_xfer *x, struct xfer_peer *p)
 {
     peer_add(x, p);
     p->state = PEER_DIALING;
+    struct bt_seal *was = bt_alloc_unseal(); /* a connection is no request */
     enum bt_status st = x->n_peers > x->o.peers_max ? BT_ERR_BUSY : x->ops->dial(x, p);
+    bt_alloc_reseal(was);
     if (st != BT_OK) {
         xfer_peer_down(x, p, st == BT_ERR_BUSY ? BT_ERR_BUSY : BT_ERR_PEER_LOST,
                        st == BT_ERR_BUSY ? "too many connections here" : "cannot dial");
@@ -262,6 +281,8 @@ static const char *broken_text(enum bt_status st)
         return "the peer broke the protocol";
     case BT_ERR_NOMEM:
         return "out of memory here";
+    case BT_ERR_BUSY:
+        return "too much in flight here";
     default:
         return "connection lost";
     }
@@ -321,6 +342,7 @@ static void peer_timers(struct bt_xfer *x, struct xfer_peer *p, uint64_t *deadli
 static bool closing_step(struct bt_xfer *x, struct xfer_peer *p)
 {
     bool did = false;
+    struct bt_seal *was = bt_alloc_unseal(); /* neither is its end */
     if (p->conn_open && !p->conn_closing) {
         p->conn_closing = true;
         x->ops->close(x, p);
@@ -336,6 +358,7 @@ static bool closing_step(struct bt_xfer *x, struct xfer_peer *p)
         xfer_peer_free(p);
         did = true;
     }
+    bt_alloc_reseal(was);
     return did;
 }
 

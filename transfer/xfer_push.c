@@ -28,7 +28,7 @@ static void push_finish(struct bt_xfer *x, struct xfer_push *pu)
     x->st.move_ns += ev->move_ns;
     x->st.pushes_open--;
     xfer_event(x, pu->done);
-    bt_free(pu);
+    bt_spent_add(&x->spent, pu);
 }
 
 void xfer_push_start(struct bt_xfer *x, struct xfer_push *pu)
@@ -57,10 +57,10 @@ static void push_settle(struct bt_xfer *x, struct xfer_peer *p, struct xfer_push
     }
 }
 
-/* Sends the share at the cursor. False: no memory for it now. */
+/* Sends the share at the cursor. False: too many are in flight. */
 static bool send_share(struct bt_xfer *x, struct xfer_peer *p, struct xfer_push *pu)
 {
-    struct xfer_op *op = xfer_op_get(x);
+    struct xfer_op *op = xfer_op_get(x, true);
     if (op == NULL) {
         return false;
     }

@@ -9,19 +9,18 @@
 static void on_ctrl(struct bt_xfer *x, struct xfer_peer *p, const uint8_t *data, size_t n)
 {
     size_t waiting = atomic_fetch_add(&x->ctrl_in_bytes, n) + n;
-    struct xfer_node *node = NULL;
-    if (waiting <= x->o.ctrl_bytes_max) {
-        node = bt_calloc(1, sizeof(*node));
-    }
-    if (node != NULL) {
-        node->ev.data = bt_alloc(n);
-    }
-    if (node == NULL || node->ev.data == NULL) {
+    bool fits = waiting <= x->o.ctrl_bytes_max;
+    struct xfer_node *node = fits ? bt_fifo_take(x->ctrl_in, sizeof(*node)) : NULL;
+    uint8_t *copy = node != NULL ? bt_fifo_take(x->ctrl_in, n) : NULL;
+    if (copy == NULL) {
         atomic_fetch_sub(&x->ctrl_in_bytes, n);
-        bt_free(node);
+        bt_fifo_give(node);
         xfer_peer_down(x, p, BT_ERR_BUSY, "control messages are not read fast enough here");
         return;
     }
+    memset(node, 0, sizeof(*node));
+    node->block = true;
+    node->ev.data = copy;
     memcpy(node->ev.data, data, n);
     node->ev.kind = BT_XFER_CTRL;
     node->ev.peer = p->id;
@@ -32,13 +31,13 @@ static void on_ctrl(struct bt_xfer *x, struct xfer_peer *p, const uint8_t *data,
     xfer_event(x, node);
 }
 
-/* An op for a receive by rendezvous; NULL: no memory, the connection is given up. */
+/* An op for a receive by rendezvous; NULL: too many are in flight, the connection is given up. */
 static struct xfer_op *recv_op(struct bt_xfer *x, struct xfer_peer *p, const struct xfer_head *h,
                                uint8_t *dst)
 {
-    struct xfer_op *op = xfer_op_get(x);
+    struct xfer_op *op = xfer_op_get(x, h->kind == XFER_SHARE);
     if (op == NULL) {
-        xfer_broken(x, p, BT_ERR_NOMEM);
+        xfer_broken(x, p, BT_ERR_BUSY);
         return NULL;
     }
     op->peer = p;
@@ -82,7 +81,7 @@ static enum xfer_take on_share(struct bt_xfer *x, struct xfer_peer *p, const str
     }
     struct xfer_op *op = recv_op(x, p, h, dst);
     if (op == NULL) {
-        xfer_land_done(x, l, h, BT_ERR_NOMEM);
+        xfer_land_done(x, l, h, BT_ERR_BUSY);
         return XFER_TAKEN;
     }
     op->landing = l;
@@ -127,7 +126,9 @@ void xfer_received(struct bt_xfer *x, struct xfer_op *op, enum bt_status st)
         p->n_share_recvs--;
         share_done(x, p, op->landing, &op->head, op->data, st);
     } else if (st == BT_OK && p->state != PEER_CLOSING) {
+        struct bt_seal *was = bt_alloc_unseal();
         xfer_greet_page(x, p, &op->head, op->data);
+        bt_alloc_reseal(was);
     }
     xfer_op_put(x, op);
 }
@@ -138,6 +139,25 @@ static void imply_ready(struct bt_xfer *x, struct xfer_peer *p)
     if (p->state == PEER_TESTING && !p->incoming) {
         xfer_peer_up(x, p);
     }
+}
+
+/* Making a connection is no request: here the heap may be called. */
+static enum xfer_take on_greeting(struct bt_xfer *x, struct xfer_peer *p, const struct xfer_head *h,
+                                  const uint8_t *data, struct xfer_op **op)
+{
+    struct bt_seal *was = bt_alloc_unseal();
+    enum xfer_take take = XFER_TAKEN;
+    if (h->kind == XFER_HELLO) {
+        xfer_greet_hello(x, p, h, data);
+    } else if (h->kind == XFER_WELCOME) {
+        xfer_greet_welcome(x, p, h);
+    } else if (h->kind == XFER_TEST) {
+        take = on_test(x, p, h, data, op);
+    } else {
+        xfer_greet_refused(x, p, h, data);
+    }
+    bt_alloc_reseal(was);
+    return take;
 }
 
 enum xfer_take xfer_frame(struct bt_xfer *x, struct xfer_peer *p, const uint8_t *head,
@@ -157,16 +177,10 @@ enum xfer_take xfer_frame(struct bt_xfer *x, struct xfer_peer *p, const uint8_t 
     p->rx_ns = x->now_ns;
     switch (h.kind) {
     case XFER_HELLO:
-        xfer_greet_hello(x, p, &h, data);
-        return XFER_TAKEN;
     case XFER_WELCOME:
-        xfer_greet_welcome(x, p, &h);
-        return XFER_TAKEN;
     case XFER_TEST:
-        return on_test(x, p, &h, data, op);
     case XFER_REFUSE:
-        xfer_greet_refused(x, p, &h, data);
-        return XFER_TAKEN;
+        return on_greeting(x, p, &h, data, op);
     case XFER_READY:
     case XFER_PING:
         imply_ready(x, p);

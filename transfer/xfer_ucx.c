@@ -412,6 +412,27 @@ static void ucx_send(struct bt_xfer *x, struct xfer_peer *p, struct xfer_op *op)
 
 /* ---- progress and sleep ---- */
 
+/* Who comes, at the gate and behind it. Making a connection is no request: here the heap may be called. */
+static bool connections_step(struct bt_xfer *x)
+{
+    struct ucx *u = x->wire;
+    struct bt_seal *was = bt_alloc_unseal();
+    bool did = u->n_requests > 0;
+    for (unsigned i = 0; i < u->n_requests; i++) {
+        accept_request(x, &u->requests[i]);
+    }
+    u->n_requests = 0;
+    /* A system call: also a thread that never sleeps makes it now and then only. */
+    if (u->gate_ready || x->now_ns - u->gate_ns >= GATE_PERIOD_NS) {
+        u->gate_ready = false;
+        u->gate_ns = x->now_ns;
+        did = xfer_gate_step(u->gate) || did;
+        did = xfer_door_step(&u->door, x->now_ns) || did;
+    }
+    bt_alloc_reseal(was);
+    return did;
+}
+
 static bool ucx_progress(struct bt_xfer *x)
 {
     struct ucx *u = x->wire;
@@ -423,18 +444,7 @@ static bool ucx_progress(struct bt_xfer *x)
             did = true;
         }
     }
-    for (unsigned i = 0; i < u->n_requests; i++) {
-        accept_request(x, &u->requests[i]);
-        did = true;
-    }
-    u->n_requests = 0;
-    /* A system call: also a thread that never sleeps makes it now and then only. */
-    if (u->gate_ready || x->now_ns - u->gate_ns >= GATE_PERIOD_NS) {
-        u->gate_ready = false;
-        u->gate_ns = x->now_ns;
-        did = xfer_gate_step(u->gate) || did;
-        did = xfer_door_step(&u->door, x->now_ns) || did;
-    }
+    did = connections_step(x) || did;
     if (did) {
         u->n_spins = 0;
     }

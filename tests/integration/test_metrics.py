@@ -24,7 +24,7 @@ NODE = {
     "baton_prompt_tokens_total": COUNTER, "baton_generated_tokens_total": COUNTER, "baton_prefix_cached_tokens_total": COUNTER,
     "baton_kv_transfer_seconds": HISTOGRAM, "baton_kv_transfer_shares": HISTOGRAM, "baton_kv_transfer_failures_total": COUNTER,
     "baton_kv_pages": GAUGE, "baton_session_up": GAUGE, "baton_kv_shares_sent_total": COUNTER,
-    "baton_kv_shares_received_total": COUNTER,
+    "baton_kv_shares_received_total": COUNTER, "baton_sealed_heap_calls_total": COUNTER,
 }
 PREFILL = NODE | {"baton_queue_seconds": HISTOGRAM, "baton_prefill_seconds": HISTOGRAM, "baton_kv_transfer_post_seconds": HISTOGRAM}
 DECODE = NODE | {"baton_decode_step_seconds": HISTOGRAM, "baton_kv_transferred_tokens_total": COUNTER,
@@ -118,6 +118,8 @@ def test_labels(scraped):
             assert ("baton_kv_pages", (("node", name), ("role", role), ("state", state))) in router
         own = scraped[name][1]
         assert total(own, "baton_session_up", role="router") == 1
+        for thread in ("engine", "transfer"):
+            assert own[("baton_sealed_heap_calls_total", (("thread", thread),))] == 0
         assert total(own, "baton_kv_pages") == total(router, "baton_kv_pages", node=name) > 0
     for reason in ("stop", "length", "cancelled", "error"):
         assert ("baton_requests_total", (("finish_reason", reason),)) in router

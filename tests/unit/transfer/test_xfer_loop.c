@@ -133,7 +133,7 @@ static void test_lost_pages(void)
 /* A landing is closed while receives into it hang: LAND_CLOSED waits; in the end the stall resets the connection. */
 static void test_close_while_receiving(bool let_go)
 {
-    struct bt_xfer_opts o = {.stall_ns = let_go ? 0 : 300 * BT_NS_PER_MS};
+    struct bt_xfer_opts o = {.stall_ns = let_go ? 0 : 1500 * BT_NS_PER_MS};
     struct pair s;
     struct bt_xfer_event ev;
     struct bt_xfer_stats st;

@@ -72,10 +72,13 @@ static inline void side_start(struct side *s, const struct world *w, struct bt_x
 
 static inline void side_stop(struct side *s)
 {
-    bt_xfer_destroy(s->x);
+    struct bt_xfer_stats st;
+    bt_xfer_stats(s->x, &st);
+    CHECK_EQ(st.sealed_heap_calls, 0);
     for (size_t i = 0; i < s->n_got; i++) {
         bt_xfer_event_free(&s->got[i]);
     }
+    bt_xfer_destroy(s->x);
     free(s->got);
     close(s->efd);
     memset(s, 0, sizeof(*s));
