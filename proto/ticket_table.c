@@ -27,9 +27,7 @@ enum bt_status bt_ticket_table_init(struct bt_ticket_table *t, size_t job_bytes,
         bt_ticket_table_fini(t);
         return BT_ERR_NOMEM;
     }
-    for (uint32_t i = 0; i < n_slots; i++) {
-        at(t, i)->next_free = i + 1 < n_slots ? i + 1 : NO_SLOT;
-    }
+    t->free_head = NO_SLOT;
     return BT_OK;
 }
 
@@ -50,18 +48,19 @@ static void map_ticket(struct bt_ticket_table *t, struct bt_job *j, uint32_t slo
 
 void *bt_ticket_table_add(struct bt_ticket_table *t, const struct bt_ticket *ticket)
 {
-    uint32_t slot = t->free_head;
+    bool fresh = t->free_head == NO_SLOT;
+    uint32_t slot = fresh ? t->n_fresh : t->free_head;
 
-    if (slot == NO_SLOT || bt_map_get(&t->by_ticket, ticket->b, BT_TICKET_BYTES, NULL)) {
+    if (slot == t->n_slots || bt_map_get(&t->by_ticket, ticket->b, BT_TICKET_BYTES, NULL)) {
         return NULL;
     }
     struct bt_job *j = at(t, slot);
-    uint32_t next = j->next_free;
 
+    t->n_fresh += fresh;
+    t->free_head = fresh ? NO_SLOT : j->next_free;
     memset(j, 0, t->job_bytes);
     j->ticket = *ticket;
     map_ticket(t, j, slot);
-    t->free_head = next;
     t->count++;
     if (++t->generation[slot] == 0) {
         t->generation[slot] = 1;
@@ -82,7 +81,7 @@ void *bt_ticket_table_by_id(const struct bt_ticket_table *t, uint64_t id)
 {
     uint32_t slot = (uint32_t)id - t->first_slot;
 
-    if (id == 0 || slot >= t->n_slots || at(t, slot)->id != id) {
+    if (id == 0 || slot >= t->n_fresh || at(t, slot)->id != id) {
         return NULL;
     }
     return at(t, slot);
@@ -126,7 +125,7 @@ void bt_ticket_table_remove(struct bt_ticket_table *t, void *job)
 
 void *bt_ticket_table_next(const struct bt_ticket_table *t, uint32_t *pos)
 {
-    while (*pos < t->n_slots) {
+    while (*pos < t->n_fresh) {
         struct bt_job *j = at(t, (*pos)++);
 
         if (j->id != 0) {

@@ -24,7 +24,8 @@ struct bt_ticket_table {
     uint8_t *jobs;
     size_t job_bytes;
     uint32_t n_slots, first_slot, count;
-    uint32_t free_head;
+    uint32_t n_fresh;   /* slots below were in use before: others have never been touched */
+    uint32_t free_head; /* of those that are not now */
     uint32_t *generation;
     struct bt_map by_ticket;
 };
