@@ -1,9 +1,9 @@
-/* Times the CPU kernels: matrix products by weight format and row count, attention, packing. First checks a few rows against
- * plain C, bit for bit. Weights are many times the last-level cache, as in decoding. Prints CSV with the machine's limits.
- *
- * bench-kernels [--isa I] [--threads N] [--type T] [--quick] [--cpu-time] */
+/* Times the CPU kernels one by one: first checks that they give the bits of plain C, then takes the fastest of several calls, with
+ * caches flushed or with weights many times larger than they are. Prints CSV: beside each figure its share of the limits that this
+ * machine showed in the same run. */
 
-#include <math.h>
+#include "bench/kernels/bench_kernels_int.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,230 +12,171 @@
 #include "base/mem.h"
 #include "base/options.h"
 #include "bench/limits/limits.h"
-#include "kernels/backend.h"
 
-#define DIM      2048U
-#define ROWS_MAX 512U
-#define Y_FLOATS (16U * 128 * 1024)
+#define SECONDS     0.4 /* measured for each figure */
+#define FLUSH_BYTES (64UL << 20)
 
-static struct bt_kctx *plain, *ctx;
-static double seconds = 0.4; /* measured per figure */
+struct config {
+    char *type;
+    uint32_t threads;
+    int isa;
+    bool quick, cpu_time;
+};
 
-static bool
-    cpu_time; /* count the process's CPU time: on a machine shared with others, one thread only */
+#define ROW(name, type, field, dflt, lo, hi, choices, arg, help)                                   \
+    {name, type, offsetof(struct config, field), dflt, lo, hi, choices, arg, help}
+static const struct bt_opt options[] = {
+    ROW("isa", BT_OPT_ENUM, isa, "auto", 0, 0, "auto|plain|avx2|avx512", NULL,
+        "Instruction set of the kernels."),
+    ROW("threads", BT_OPT_U32, threads, "0", 0, 1024, NULL, "N",
+        "Compute threads; 0: every CPU that this process may use."),
+    ROW("type", BT_OPT_STR, type, NULL, 0, 0, NULL, "T",
+        "Products of this weight type only, and no other kernels."),
+    ROW("quick", BT_OPT_BOOL, quick, "false", 0, 0, NULL, NULL, "Fewer shapes."),
+    ROW("cpu-time", BT_OPT_BOOL, cpu_time, "false", 0, 0, NULL, NULL,
+        "Count CPU time, for machines with other work; means something with one thread only."),
+};
+static const struct bt_prog prog = {.name = "bench-kernels",
+                                    .summary = "Times the CPU kernels one by one.",
+                                    .opts = options,
+                                    .n_opts = sizeof(options) / sizeof(options[0])};
+static struct config cfg;
 
-static uint64_t now_ns(void)
+static uint64_t now_ns(const struct bench *b)
 {
     struct timespec ts;
 
-    if (!cpu_time) {
+    if (!b->cpu_time) {
         return bt_clock_ns();
     }
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &ts);
     return (uint64_t)ts.tv_sec * BT_NS_PER_S + (uint64_t)ts.tv_nsec;
 }
 
-static uint32_t rnd(void)
+static void flush_caches(void)
+{
+    static uint8_t *junk;
+    uint32_t sum = 0;
+
+    if (junk == NULL) {
+        junk = bench_memory(FLUSH_BYTES);
+    }
+    for (size_t i = 0; i < FLUSH_BYTES; i += 64) {
+        sum += ++junk[i];
+    }
+    __asm__ volatile("" ::"r"(sum));
+}
+
+void bench_time(struct bench *b, const struct bench_figure *f)
+{
+    double best = 1e9, total = 0;
+
+    for (int rep = 0; rep < 3 || (total < SECONDS && rep < 500); rep++) {
+        if (f->flush) {
+            flush_caches();
+        }
+        uint64_t t0 = now_ns(b);
+        f->fn(b, f->arg);
+        double s = (double)(now_ns(b) - t0) * 1e-9;
+        best = s < best ? s : best;
+        total += s;
+        if (total > 5 * SECONDS) {
+            break;
+        }
+    }
+    double gops = f->ops / best * 1e-9, gbytes = f->bytes / best * 1e-9;
+    printf("%s,%s,%s,%u,%.7f,%.1f,%.3f,%.3f,%.2f,%.3f\n", f->kernel, f->type, f->shape, f->rows,
+           best, gops, b->fma > 0 ? gops / b->fma : 0, b->int8 > 0 ? gops / b->int8 : 0, gbytes,
+           gbytes / b->read);
+    (void)fflush(stdout);
+}
+
+void *bench_memory(size_t bytes)
+{
+    void *p = bt_alloc_aligned(64, bytes);
+
+    if (p == NULL) {
+        fprintf(stderr, "bench-kernels: no memory for %zu bytes\n", bytes);
+        exit(1);
+    }
+    memset(p, 0, bytes);
+    return p;
+}
+
+uint32_t bench_random(void)
 {
     static uint32_t s = 1;
+
     s = s * 1664525U + 1013904223U;
     return s ^ s >> 16;
 }
 
-static uint8_t *random_weight(enum bt_dtype t, size_t bytes)
+float *bench_floats(size_t n)
 {
-    uint8_t *p = bt_alloc(bytes);
-    uint32_t step = bt_dtype_block_bytes(t);
+    float *p = bench_memory(n * sizeof(*p));
 
-    for (size_t i = 0; p != NULL && i < bytes; i++) {
-        p[i] = (uint8_t)rnd();
-    }
-    for (size_t i = 0; p != NULL && i < bytes;
-         i += step) { /* no infinities: exponents of halves or floats */
-        size_t at = t == BT_DTYPE_Q6_K ? i + 208 : i;
-        p[t == BT_DTYPE_F32 ? at + 3 : at + 1] =
-            t == BT_DTYPE_F32 || t == BT_DTYPE_BF16 ? 0x3c : 0x1c;
-        if (t == BT_DTYPE_Q4_1 || t == BT_DTYPE_Q4_K) {
-            p[at + 3] = 0x1c;
-        }
+    for (size_t i = 0; i < n; i++) {
+        p[i] = (float)(int32_t)bench_random() * 0x1p-31F;
     }
     return p;
 }
 
-static struct bt_kweight *make(struct bt_kctx *k, enum bt_dtype t, const void *data, uint32_t n)
+void bench_equal(const char *what, const float *a, const float *b, size_t n)
 {
-    struct bt_k_weight_desc d = {
-        .dtype = t, .n_rows = n, .n_cols = DIM, .data = data, .for_gemm = true};
-    struct bt_kweight *w = NULL;
-    struct bt_err err;
-
-    if (bt_k_weight_create(k, &d, &w, &err) != BT_OK) {
-        fprintf(stderr, "bench-kernels: %s\n", err.msg);
+    if (memcmp(a, b, n * sizeof(*a)) != 0) {
+        fprintf(stderr, "bench-kernels: %s: other bits than plain C\n", what);
         exit(1);
     }
-    return w;
 }
 
-static void verify(enum bt_dtype t, const void *data, const float *x, float *y)
+static void run(struct bench *b)
 {
-    static const uint32_t rows[] = {1, 3, 13};
-    struct bt_kweight *a = make(plain, t, data, 64), *b = make(ctx, t, data, 64);
-
-    for (size_t i = 0; i < 3; i++) {
-        bt_k_gemm(plain, y, 64, x, DIM, a, NULL, rows[i]);
-        bt_k_gemm(ctx, y + 16 * 64, 64, x, DIM, b, NULL, rows[i]);
-        if (memcmp(y, y + 16 * 64, rows[i] * 64 * sizeof(float)) != 0) {
-            fprintf(stderr, "bench-kernels: %s, %u rows: other bits than plain C\n",
-                    bt_dtype_name(t), rows[i]);
-            exit(1);
+    for (int t = 0; t < BT_DTYPE_COUNT; t++) {
+        if (cfg.type == NULL || strcmp(cfg.type, bt_dtype_name((enum bt_dtype)t)) == 0) {
+            bench_products(b, (enum bt_dtype)t);
         }
     }
-    bt_k_weight_destroy(plain, a);
-    bt_k_weight_destroy(ctx, b);
-}
-
-static void bench_gemm(enum bt_dtype t, bool quick)
-{
-    static const uint32_t rows[] = {1, 2, 4, 5, 8, 16, 64, 512};
-    uint32_t n =
-        120U * 1024 * 1024 / (DIM / bt_dtype_block_values(t) * bt_dtype_block_bytes(t)) / 16 * 16;
-    size_t bytes = (size_t)n * (DIM / bt_dtype_block_values(t)) * bt_dtype_block_bytes(t);
-    uint8_t *data = random_weight(t, bytes);
-    float *x = bt_alloc(ROWS_MAX * DIM * sizeof(float)),
-          *y = bt_alloc((size_t)Y_FLOATS * sizeof(float));
-
-    for (uint32_t i = 0; i < ROWS_MAX * DIM; i++) {
-        x[i] = (float)(int32_t)rnd() * 0x1p-31F;
+    if (cfg.type == NULL) {
+        bench_attention(b, BT_DTYPE_F32);
+        bench_attention(b, BT_DTYPE_F16);
+        bench_attention(b, BT_DTYPE_BF16);
+        bench_rows(b);
     }
-    memset(y, 0, Y_FLOATS * sizeof(float));
-    verify(t, data, x, y);
-    uint64_t t0 = now_ns();
-    struct bt_kweight *whole = make(ctx, t, data, n), *slice = make(ctx, t, data, 2048);
-    double pack = (double)(now_ns() - t0) * 1e-9;
-    printf("pack,%s,,%zu,%.3f,,%.2f\n", bt_dtype_name(t), bytes, pack, (double)bytes / pack * 1e-9);
-    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
-        double best = 1e9, total = 0;
-        const struct bt_kweight *w =
-            rows[i] < 64 ? whole : slice; /* many rows: bound by arithmetic */
-        uint32_t cols = rows[i] < 64 ? n : 2048;
-        if (quick && rows[i] != 1 && rows[i] != 512) {
-            continue;
-        }
-        for (int rep = 0; rep < 3 || (total < seconds && rep < 50); rep++) {
-            t0 = now_ns();
-            bt_k_gemm(ctx, y, cols, x, DIM, w, NULL, rows[i]);
-            double s = (double)(now_ns() - t0) * 1e-9;
-            best = s < best ? s : best;
-            total += s;
-            if (total > 3 * seconds) {
-                break;
-            }
-        }
-        printf("gemm,%s,%u,%zu,%.6f,%.1f,%.2f\n", bt_dtype_name(t), rows[i], bt_k_weight_bytes(w),
-               best, 2.0 * rows[i] * cols * DIM / best * 1e-9,
-               (double)bt_k_weight_bytes(w) / best * 1e-9);
-        fflush(stdout);
-    }
-    bt_k_weight_destroy(ctx, whole);
-    bt_k_weight_destroy(ctx, slice);
-    bt_free(data);
-    bt_free(x);
-    bt_free(y);
-}
-
-/* A prompt of 2048 tokens in its last chunk of 512, and one decode step at 2048. */
-static void bench_attention(enum bt_dtype t, uint32_t head_dim)
-{
-    const uint32_t n_heads = 16, n_kv = 4, page_tokens = 16, n_pages = 128,
-                   width = n_heads * head_dim;
-    struct bt_k_kv kv = {.page_tokens = page_tokens,
-                         .n_kv_heads = n_kv,
-                         .head_dim = head_dim,
-                         .dtype = t,
-                         .page_stride =
-                             2UL * n_kv * page_tokens * head_dim * bt_dtype_block_bytes(t)};
-    float *q = bt_calloc((size_t)512 * width, sizeof(float)),
-          *out = bt_calloc((size_t)512 * width, sizeof(float));
-    uint32_t pages[128];
-
-    kv.base = bt_calloc(n_pages, kv.page_stride);
-    for (uint32_t i = 0; i < n_pages; i++) {
-        pages[i] = (i * 37) % n_pages;
-    }
-    struct bt_k_attn a = {.q = q,
-                          .out = out,
-                          .q_stride = width,
-                          .out_stride = width,
-                          .n_heads = n_heads,
-                          .scale = 0.1F};
-    for (uint32_t rows = 1; rows <= 512; rows += 511) {
-        struct bt_k_span span = {.n = rows, .pos = 2048 - rows, .pages = pages};
-        double best = 1e9, pairs = 0;
-        for (uint32_t i = 0; i < rows; i++) {
-            pairs += (double)(span.pos + i + 1) * n_heads;
-        }
-        for (int rep = 0; rep < 10; rep++) {
-            uint64_t t0 = now_ns();
-            bt_k_attention(ctx, &a, &kv, &span, 1);
-            double s = (double)(now_ns() - t0) * 1e-9;
-            best = s < best ? s : best;
-        }
-        printf("attention head_dim %u,%s,%u,%zu,%.6f,%.1f,%.2f\n", head_dim, bt_dtype_name(t), rows,
-               n_pages * kv.page_stride, best, pairs * 4 * head_dim / best * 1e-9,
-               (double)(n_pages * kv.page_stride) / best * 1e-9);
-    }
-    bt_free(kv.base);
-    bt_free(q);
-    bt_free(out);
 }
 
 int main(int argc, char **argv)
 {
-    struct bt_k_opts opts = {0};
-    struct bt_err err;
-    bool quick = false;
-    const char *only = NULL;
+    static const char *const isas[] = {"auto", "plain", "avx2", "avx512"};
+    struct bt_opt_result res;
+    struct bt_err err = {0};
+    struct bench b = {0};
 
-    for (int i = 1; i < argc; i++) {
-        if (strcmp(argv[i], "--quick") == 0) {
-            quick = true;
-        } else if (strcmp(argv[i], "--cpu-time") == 0) {
-            cpu_time = true;
-        } else if (i + 1 < argc && strcmp(argv[i], "--isa") == 0) {
-            opts.isa = argv[++i];
-        } else if (i + 1 < argc && strcmp(argv[i], "--threads") == 0) {
-            opts.n_threads = (uint32_t)strtoul(argv[++i], NULL, 10);
-        } else if (i + 1 < argc && strcmp(argv[i], "--type") == 0) {
-            only = argv[++i];
-        } else {
-            fprintf(
-                stderr,
-                "usage: bench-kernels [--isa I] [--threads N] [--type T] [--quick] [--cpu-time]\n");
-            return 2;
-        }
+    if (bt_opt_parse(&prog, argc, argv, &cfg, &res, &err) != BT_OK) {
+        fprintf(stderr, "bench-kernels: %s\n", err.msg);
+        return 2;
     }
-    if (bt_k_create_cpu(&opts, &ctx, &err) != BT_OK ||
-        bt_k_create_cpu(&(struct bt_k_opts){.isa = "plain", .n_threads = 1}, &plain, &err) !=
-            BT_OK) {
+    if (res.exit_now) {
+        return 0;
+    }
+    uint32_t threads = cfg.threads != 0 ? cfg.threads : bt_cpus_usable();
+    struct bt_k_opts opts = {.isa = isas[cfg.isa], .n_threads = threads};
+    struct bt_k_opts plain = {.isa = "plain", .n_threads = 1};
+    if (bt_k_create_cpu(&opts, &b.k, &err) != BT_OK ||
+        bt_k_create_cpu(&plain, &b.plain, &err) != BT_OK) {
         fprintf(stderr, "bench-kernels: %s\n", err.msg);
         return 1;
     }
-    uint32_t threads = opts.n_threads != 0 ? opts.n_threads : bt_cpus_usable();
-    printf("# %s; limits in this run: FMA %.1f GFLOP/s, int8 %.1f GOP/s, read %.1f GB/s\n",
-           bt_k_describe(ctx), bench_limit_fma(threads), bench_limit_int8(threads),
-           bench_limit_read(threads));
-    printf("op,type,rows,bytes,seconds,gflops,gbytes_per_s\n");
-    for (int t = 0; t < BT_DTYPE_COUNT; t++) {
-        if (only == NULL || strcmp(only, bt_dtype_name((enum bt_dtype)t)) == 0) {
-            bench_gemm((enum bt_dtype)t, quick);
-        }
-    }
-    if (only == NULL) {
-        bench_attention(BT_DTYPE_BF16, 64);
-        bench_attention(BT_DTYPE_BF16, 128);
-        bench_attention(BT_DTYPE_F32, 64);
-    }
-    bt_k_destroy(ctx);
-    bt_k_destroy(plain);
+    b.quick = cfg.quick;
+    b.cpu_time = cfg.cpu_time;
+    b.fma = bench_limit_fma(threads);
+    b.int8 = bench_limit_int8(threads);
+    b.read = bench_limit_read(threads);
+    printf("# %s, %s; limits in this run: FMA %.1f GFLOP/s, int8 %.1f GOP/s, read %.1f GB/s\n",
+           bt_k_describe(b.k), bt_k_numerics(b.k), b.fma, b.int8, b.read);
+    printf("kernel,type,shape,rows,seconds,gops,of_fma,of_int8,gbytes_per_s,of_read\n");
+    run(&b);
+    bt_k_destroy(b.k);
+    bt_k_destroy(b.plain);
+    bt_opt_free(&prog, &cfg);
     return 0;
 }
