@@ -8,6 +8,7 @@ struct gemm_run {
     const struct cpu_isa *isa;
     const struct cpu_ctx *ctx;
     uint32_t row_step, n_row_tasks, panel_step;
+    uint32_t gemv_rows;
 };
 
 static void gemm_task(void *arg, uint32_t task, uint32_t thread)
@@ -19,7 +20,7 @@ static void gemm_task(void *arg, uint32_t task, uint32_t thread)
     uint32_t row1 = r->g.n_rows - row0 < r->row_step ? r->g.n_rows : row0 + r->row_step;
     uint32_t panel1 = n_panels - panel0 < r->panel_step ? n_panels : panel0 + r->panel_step;
 
-    if (r->g.n_rows <= r->isa->gemv_rows_max) {
+    if (r->g.n_rows <= r->gemv_rows) {
         r->isa->gemv(&r->g, panel0, panel1);
     } else {
         r->isa->gemm(&r->g, row0, row1, panel0, panel1, cpu_scratch(r->ctx, thread));
@@ -39,7 +40,8 @@ void cpu_gemm(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ld
     struct gemm_run run = {
         .g = {.y = y, .x = x, .ldy = ldy, .ldx = ldx, .w = w, .bias = bias, .n_rows = n_rows},
         .isa = c->isa,
-        .ctx = c};
+        .ctx = c,
+        .gemv_rows = w->dtype == BT_DTYPE_F32 ? c->isa->gemv_rows_f32 : c->isa->gemv_rows_max};
     uint32_t row_tasks = (n_rows + CPU_GEMM_ROWS - 1) / CPU_GEMM_ROWS;
 
     run.row_step = ((n_rows + row_tasks - 1) / row_tasks + 11) / 12 * 12;

@@ -84,7 +84,8 @@ struct cpu_attn_tile {
 
 struct cpu_isa {
     const char *name;
-    uint32_t gemv_rows_max; /* products of more rows go to gemm */
+    uint32_t gemv_rows_max; /* products of more rows go to gemm … */
+    uint32_t gemv_rows_f32; /* … with f32 weights, which gemm need not decode, earlier */
     /* All n_rows (at most gemv_rows_max), panels [p0, p1): straight from the packed panels. */
     void (*gemv)(const struct cpu_gemm *g, uint32_t p0, uint32_t p1);
     /* Rows [r0, r1) (at most CPU_GEMM_ROWS), panels [p0, p1). scratch: CPU_SCRATCH_GEMM floats. */

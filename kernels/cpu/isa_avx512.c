@@ -20,18 +20,21 @@
     {                                                                                              \
         GEMM_ROWS(TILE_ENTRY, 2)                                                                   \
     }
-#define GEMV_NP     4
-#define GEMV_MR_MAX 8
+#define GEMV_NP      4
+#define GEMV_MR_MAX  8
+#define GEMV_MR_F32  4
+#define GEMV_NP_8(T) (BT_DTYPE_##T <= BT_DTYPE_BF16 ? 1 : 2)
 #define GEMV_ROWS(T)                                                                               \
     GEMV_CASE(1, 4, T)                                                                             \
     GEMV_CASE(2, 4, T)                                                                             \
     GEMV_CASE(3, 4, T)                                                                             \
-    GEMV_CASE(4, 4, T) GEMV_CASE(5, 2, T) GEMV_CASE(6, 2, T) GEMV_CASE(7, 2, T) GEMV_CASE(8, 2, T)
-#define EXPAND_AHEAD  2048
-#define GEMV_AHEAD    512
-#define ATTN_DOT_ROWS 2
-#define ATTN_PV_ROWS  4
-#define ATTN_PV_VECS  4
+    GEMV_CASE(4, 4, T)                                                                             \
+    GEMV_CASE(5, 2, T) GEMV_CASE(6, 2, T) GEMV_CASE(7, 2, T) GEMV_CASE(8, GEMV_NP_8(T), T)
+#define GEMV_AHEAD       512
+#define GEMV_AHEAD_PLAIN 1024
+#define ATTN_DOT_ROWS    2
+#define ATTN_PV_ROWS     4
+#define ATTN_PV_VECS     4
 #include "kernels/cpu/v16_avx512.inc"
 #include "kernels/cpu/isa_math.inc"
 #include "kernels/cpu/isa_rows.inc"
