@@ -3,11 +3,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "base/clock.h"
+#include "base/mem.h"
 #include "base/options.h"
 #include "bench/limits/limits.h"
 
 struct config {
-    uint32_t threads, samples;
+    uint32_t threads, samples, burn;
     bool json;
 };
 
@@ -17,6 +19,8 @@ static const struct bt_opt options[] = {
     ROW("threads", BT_OPT_U32, threads, "0", 0, 1024, "N",
         "Threads of the second column; 0: every CPU that this process may use."),
     ROW("samples", BT_OPT_U32, samples, "15", 1, 64, "N", "Samples of each; the median is shown."),
+    ROW("burn", BT_OPT_U32, burn, "0", 0, 86400, "S",
+        "Measure nothing: read memory on one thread for so many seconds, to disturb others."),
     ROW("json", BT_OPT_BOOL, json, "false", 0, 0, NULL, "One JSON object, nothing else."),
 };
 static const struct bt_prog prog = {.name = "bench-limits",
@@ -70,6 +74,21 @@ static void print_row(enum bench_limit l, bool first)
     (void)fflush(stdout);
 }
 
+static void burn(void)
+{
+    uint64_t end = bt_clock_ns() + cfg.burn * BT_NS_PER_S;
+    void *p = bt_alloc_aligned(64, BENCH_READ_BYTES);
+
+    if (p == NULL) {
+        return;
+    }
+    memset(p, 1, BENCH_READ_BYTES);
+    while (bt_clock_ns() < end) {
+        bench_loop_read(BENCH_READ_4, p, BENCH_READ_BYTES);
+    }
+    bt_free(p);
+}
+
 int main(int argc, char **argv)
 {
     struct bt_opt_result res;
@@ -83,6 +102,10 @@ int main(int argc, char **argv)
         return 2;
     }
     if (res.exit_now) {
+        return 0;
+    }
+    if (cfg.burn > 0) {
+        burn();
         return 0;
     }
     cfg.threads = cfg.threads != 0 ? cfg.threads : bt_cpus_usable();
