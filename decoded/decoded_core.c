@@ -45,6 +45,7 @@ struct dc_job {
     uint32_t first_index;
     bool has_logprobs;
     uint64_t t_progress; /* ns: the grant, a page, the hand-off, or P said that it computes */
+    uint64_t t_page;     /* a page came; 0: none yet */
     uint64_t t_started, t_granted, t_handoff, t_full, t_run; /* ns */
     uint64_t t_submit, t_compute; /* local: it came, and its first chunk began; 0: not yet */
     uint64_t batch_sum;           /* running jobs, summed over its tokens */
@@ -887,7 +888,7 @@ void bt_dc_on_landed(struct bt_dc_core *c, uint64_t now, const struct bt_ticket 
 
     begin(c);
     if (j != NULL) {
-        j->t_progress = now;
+        j->t_progress = j->t_page = now;
     }
 }
 
@@ -927,6 +928,21 @@ void bt_dc_on_land_closed(struct bt_dc_core *c, uint64_t now, const struct bt_ti
 
 /* ---- time ---- */
 
+/* Pages of another ticket came over the same connection of late: a prefill node sends one prompt after the other. If the
+ * pages of this one are lost, P notices. */
+static bool waits_its_turn(struct bt_dc_core *c, const struct dc_job *late, uint64_t now)
+{
+    uint32_t pos = 0;
+    struct dc_job *j;
+
+    while ((j = bt_ticket_table_next(&c->jobs, &pos)) != NULL) {
+        if (j->conn == late->conn && j->t_page != 0 && now - j->t_page <= c->opts.transfer_ns) {
+            return true;
+        }
+    }
+    return false;
+}
+
 void bt_dc_on_tick(struct bt_dc_core *c, uint64_t now)
 {
     uint32_t pos = 0;
@@ -943,7 +959,8 @@ void bt_dc_on_tick(struct bt_dc_core *c, uint64_t now)
         }
     }
     while ((j = bt_ticket_table_next(&c->jobs, &pos)) != NULL) {
-        if (j->state == JOB_LANDING && now - j->t_progress > c->opts.transfer_ns) {
+        if (j->state == JOB_LANDING && now - j->t_progress > c->opts.transfer_ns &&
+            !waits_its_turn(c, j, now)) {
             c->stats.stalled++;
             job_give_up(c, j, BT_ATTEMPT_RETRY, "the transfer made no progress");
         } else if (j->state == JOB_COMPUTING && j->t_compute == 0 &&

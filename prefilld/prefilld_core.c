@@ -1128,7 +1128,9 @@ static void check_job(struct bt_pf_core *c, struct pf_job *j, uint64_t now)
     if (!j->started_sent && now - j->t_peer > c->opts.unreachable_ns) {
         job_lose_peer(c, j, now, BT_ATTEMPT_RETRY,
                       "the decode node cannot be reached from the prefill node");
-    } else if (j->state == JOB_HELD && now - j->t_progress > c->opts.grant_ns) {
+    } else if (j->state == JOB_HELD &&
+               j->pushes_open == 0 && /* those end, or the connection does */
+               now - j->t_progress > c->opts.grant_ns) {
         job_forget_at_peer(c, j);
         job_lose_peer(c, j, now, BT_ATTEMPT_RETRY,
                       j->granted ? "the decode node did not confirm the hand-off in time"

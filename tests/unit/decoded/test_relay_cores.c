@@ -1180,6 +1180,30 @@ static void test_slow_transfer_is_not_stuck(void)
     world_check_idle(&w);
 }
 
+/* A prompt whose pages wait at P behind those of others is not late; one whose pages were all sent is. */
+static void test_queued_pushes_are_not_stuck(void)
+{
+    static struct world w;
+    uint64_t job = p_held(&w, 5);
+
+    for (int i = 0; i < 5; i++) {
+        w.now += 900000;
+        bt_pf_on_tick(w.p, w.now);
+        CHECK_EQ(bt_pf_core_actions(w.p)->n, 0);
+    }
+    for (uint32_t l = 0; l < N_LAYERS; l++) {
+        bt_pf_on_pushed(w.p, w.now, job, &w.tickets[0], BT_OK);
+    }
+    w.now += 1000001;
+    bt_pf_on_tick(w.p, w.now);
+    run_p(&w);
+    CHECK_EQ(w.ended[0], 1);
+    w.now += KEEP_NS + 1;
+    bt_pf_on_tick(w.p, w.now);
+    run_p(&w);
+    world_check_idle(&w);
+}
+
 /* P tells it of what is granted and computed, now and then, while layers come out of its engine; not of more. */
 static void test_says_that_it_computes(void)
 {
@@ -1280,6 +1304,51 @@ static void test_slow_prompt_is_not_stuck(void)
     CHECK_EQ(bt_dc_core_actions(w.d)->items[0].control.kind, BT_CONTROL_REVOKE);
     CHECK_EQ(bt_dc_core_actions(w.d)->items[0].control.generation, generation);
     d_closed(&w);
+    world_check_idle(&w);
+}
+
+/* A landing waits its turn while pages of others come from the same P, not while it only says something. */
+static void test_landings_take_turns(void)
+{
+    static struct world w;
+    uint64_t generation = d_landing(&w);
+    const struct bt_ticket first = w.tickets[0];
+    uint32_t ids[2] = {0}, from[1] = {0};
+    const uint32_t *tables[1] = {ids};
+
+    add_request(&w, 8, 4);
+    w.n = 0;
+    submit(&w, 1, false);
+    struct bt_control m = {.kind = BT_CONTROL_STARTED, .ticket = w.tickets[1]};
+
+    m.started.n_tokens = w.n_tokens_of[1];
+    bt_dc_on_control(w.d, w.now, CONN, &m);
+    uint64_t job = bt_dc_core_actions(w.d)->items[0].job;
+
+    run_d(&w);
+    bt_dc_on_engine_landed(w.d, w.now, job, 0, 2, from, tables);
+    run_d(&w);
+    for (int i = 0; i < 5; i++) {
+        w.now += 900000;
+        bt_dc_on_landed(w.d, w.now, &first, generation);
+        bt_dc_on_tick(w.d, w.now);
+        CHECK_EQ(bt_dc_core_actions(w.d)->n, 0);
+    }
+    w.now += 1000001;
+    d_control(&w, BT_CONTROL_COMPUTING, generation);
+    bt_dc_on_tick(w.d, w.now);
+    CHECK_EQ(bt_dc_core_stats(w.d)->stalled, 1); /* the second; the first computes, it says */
+    run_d(&w);
+    CHECK(w.ended[0] == 0 && w.ended[1] == 1);
+    w.now += 1000001;
+    bt_dc_on_tick(w.d, w.now);
+    CHECK_EQ(bt_dc_core_stats(w.d)->stalled, 2);
+    run_d(&w);
+    for (size_t i = 0; i < w.n_land; i++) {
+        w.land[i].open = false;
+        bt_dc_on_land_closed(w.d, w.now, &w.land[i].ticket, w.land[i].generation);
+        run_d(&w);
+    }
     world_check_idle(&w);
 }
 
@@ -1605,6 +1674,8 @@ int main(void)
     test_forget_of_another_generation();
     test_engine_failure_revokes();
     test_slow_transfer_is_not_stuck();
+    test_queued_pushes_are_not_stuck();
+    test_landings_take_turns();
     test_says_that_it_computes();
     test_kept_tells_nobody();
     test_slow_prompt_is_not_stuck();
