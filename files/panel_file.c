@@ -159,7 +159,7 @@ static bool next_oldest(int dir_fd, struct old_file *at, const char *keep)
             (best.name[0] != '\0' && !is_older(sb.st_mtime, e->d_name, &best))) {
             continue;
         }
-        (void)snprintf(best.name, sizeof(best.name), "%s", e->d_name);
+        (void)snprintf(best.name, sizeof(best.name), "%.*s", (int)sizeof(best.name) - 1, e->d_name);
         best.used = sb.st_mtime;
     }
     (void)closedir(d);
