@@ -131,10 +131,15 @@ struct rt_mix {
     double current, last;
 };
 
-/* Sums over first tokens of late, in ns: what they took, what was expected, and by how much the corrected expectation was
- * off. */
+#define RT_LATE_SEEN 128u
+/* First tokens of late: sums of what they took, of what was expected, and of how much the corrected expectation was off,
+ * in ns; and of each, how much later than that it was, as a part of it and of some of the limit. */
 struct rt_late {
     double took, expected, off;
+    float later[RT_LATE_SEEN]; /* a ring */
+    uint32_t n_seen;
+    uint32_t n_fresh; /* of them, since there was none for a while */
+    uint64_t t_last;  /* when the last one came */
 };
 
 struct rt_gone {

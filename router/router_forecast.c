@@ -12,9 +12,14 @@
 #define LATE_MAX      4.0
 #define LATE_MIN      0.7
 #define LATE_NOISE_NS 20000000u
-#define MARGIN        0.125 /* of the wait, */
-#define MARGIN_OFF    2.0   /* or so many times the mean error of late, */
-#define MARGIN_MOST   1.0   /* but no more than that */
+/* What is added: so many times the mean error of late, of the wait; or what nearly all of late were later by. */
+#define OFF        3.0
+#define OFF_LEAST  0.125
+#define OFF_MOST   1.0
+#define UNPROVEN   0.5 /* more, before there were LATE_MEAN first tokens of late */
+#define LATER_MOST 2.0
+#define WORSE_MAX  2u  /* so many of RT_LATE_SEEN may have been later than that */
+#define LIMIT_PART 0.5 /* of the limit, added to a wait where errors are compared with it */
 /* Work is counted over so long; the oldest prompt at a node keeps half of it whatever comes. */
 #define MIX_NS    (UINT64_C(2) * 1000000000)
 #define MIX_MOST  0.5
@@ -53,6 +58,11 @@ static double overtaken(const struct bt_rt_core *c, uint64_t now, uint64_t token
 
 /* ---- forecast ---- */
 
+static double at_most(double x, double most)
+{
+    return x < most ? x : most;
+}
+
 static unsigned class_of(uint32_t n_prompt)
 {
     return n_prompt <= BT_ADM_SHORT ? 0 : n_prompt <= 4 * BT_ADM_SHORT ? 1 : 2;
@@ -65,30 +75,76 @@ static double ratio_of(const struct rt_late *l)
     return x > LATE_MAX ? LATE_MAX : x < LATE_MIN ? LATE_MIN : x;
 }
 
-static void learn(struct bt_rt_core *c, const struct rt_seq *s, uint64_t took)
+/* What short waits are off by counts less. */
+static double some_of_limit(const struct bt_rt_core *c)
+{
+    return (double)c->opts.max_ttft_ns * LIMIT_PART;
+}
+
+static uint32_t fresh(const struct rt_late *l, uint64_t now)
+{
+    return now - l->t_last > SPEED_OLD_NS ? 0 : l->n_fresh;
+}
+
+static void learn(struct bt_rt_core *c, uint64_t now, const struct rt_seq *s, uint64_t took)
 {
     struct rt_late *l = &c->late[class_of(s->n_prompt)];
-    double expected = (double)s->expect_ns, off = (double)took - expected * ratio_of(l);
+    double expected = (double)s->expect_ns, corrected = expected * ratio_of(l);
+    double off = (double)took - corrected;
 
     if (s->expect_ns >= LATE_NOISE_NS) {
+        l->n_fresh = fresh(l, now) + 1;
+        l->t_last = now;
+        l->later[l->n_seen++ % RT_LATE_SEEN] = (float)(off / (corrected + some_of_limit(c)));
+        l->off += (off < 0 ? -off : off) - l->off / LATE_MEAN;
         l->took += (double)took - l->took / LATE_MEAN;
         l->expected += expected - l->expected / LATE_MEAN;
-        l->off += (off < 0 ? -off : off) - l->off / LATE_MEAN;
     }
 }
 
 void bt_rt_first_token(struct bt_rt_core *c, uint64_t now, const struct rt_seq *s)
 {
-    learn(c, s, now - s->t_start);
+    learn(c, now, s, now - s->t_start);
+}
+
+/* How much later nearly all first tokens of late were at most. */
+static double nearly_worst(const struct rt_late *l)
+{
+    uint32_t n = l->n_seen < RT_LATE_SEEN ? l->n_seen : RT_LATE_SEEN;
+    float top[WORSE_MAX + 1] = {0}; /* the largest ones, falling */
+    uint32_t at = n * WORSE_MAX / RT_LATE_SEEN;
+
+    for (uint32_t i = 0; i < n; i++) {
+        float x = l->later[i];
+
+        for (uint32_t k = 0; k <= at; k++) {
+            float y = top[k];
+
+            top[k] = x > y ? x : y;
+            x = x > y ? y : x;
+        }
+    }
+    return (double)top[at];
+}
+
+/* The first ones of a rush meet nodes whose speed was measured while little ran: it may become much less. */
+static double unproven(const struct rt_late *l, uint64_t now)
+{
+    return UNPROVEN * (1 - at_most(fresh(l, now) / LATE_MEAN, 1));
 }
 
 /* Under overload all are admitted just below the limit, so what a wait may become more than predicted is what breaks the
- * promise. */
-static uint64_t margin_ns(const struct rt_late *l, uint64_t wait_ns)
+ * promise: as much is left as forecasts of late would have needed. */
+static uint64_t margin_ns(const struct bt_rt_core *c, uint64_t now, const struct rt_late *l,
+                          uint64_t wait_ns)
 {
-    double x = l->expected > 0 ? MARGIN_OFF * l->off / (l->expected * ratio_of(l)) : 0;
+    double wait = (double)wait_ns, later = at_most(nearly_worst(l), LATER_MOST);
+    double off = l->expected > 0 ? OFF * l->off / (l->expected * ratio_of(l)) : 0;
+    double least = OFF_LEAST + unproven(l, now);
+    double by_mean = (off < least ? least : at_most(off, OFF_MOST)) * wait;
+    double by_worst = later * (wait + some_of_limit(c));
 
-    return (uint64_t)((double)wait_ns * (x > MARGIN_MOST ? MARGIN_MOST : x < MARGIN ? MARGIN : x));
+    return (uint64_t)(by_worst > by_mean ? by_worst : by_mean);
 }
 
 /* Corrected by what first tokens took of late, over what was expected: batches, steps beside the computation, and
@@ -104,7 +160,7 @@ struct bt_rt_forecast bt_rt_forecast(const struct bt_rt_core *c, uint64_t now, u
     }
     f.wait_ns = (uint64_t)((double)f.wait_ns * ratio_of(l));
     f.prefill_ns = (uint64_t)((double)f.prefill_ns * ratio_of(l));
-    f.margin_ns = margin_ns(l, f.wait_ns);
+    f.margin_ns = margin_ns(c, now, l, f.wait_ns);
     return f;
 }
 
@@ -219,8 +275,10 @@ static bool has_limit(const struct bt_rt_core *c, const struct rt_seq *s)
 
 void bt_rt_end_late(struct bt_rt_core *c, uint64_t now, struct rt_seq *s)
 {
-    /* It would have taken at least so long. */
-    learn(c, s, waited(s, now) > c->opts.max_ttft_ns ? waited(s, now) : c->opts.max_ttft_ns);
+    /* It would have taken at least so long, and nobody knows how much longer. */
+    uint64_t at_least = waited(s, now) > c->opts.max_ttft_ns ? waited(s, now) : c->opts.max_ttft_ns;
+
+    learn(c, now, s, at_least + (uint64_t)some_of_limit(c));
     bt_rt_seq_end(c, s, BT_RT_LATE, 0,
                   "the first token would come later than this router allows: others took longer "
                   "than was predicted");
