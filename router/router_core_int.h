@@ -137,9 +137,8 @@ struct rt_mix {
 struct rt_late {
     double took, expected, off;
     float later[RT_LATE_SEEN]; /* a ring */
-    uint32_t n_seen;
-    uint32_t n_fresh; /* of them, since there was none for a while */
-    uint64_t t_last;  /* when the last one came */
+    uint32_t n_fresh;          /* those since there was none for a while */
+    uint64_t t_last;           /* when the last one came */
 };
 
 struct rt_gone {

@@ -17,7 +17,7 @@
 #define OFF_LEAST  0.125
 #define OFF_MOST   1.0
 #define UNPROVEN   0.5 /* more, before there were LATE_MEAN first tokens of late */
-#define LATER_MOST 2.0
+#define LATER_MOST 1.0
 #define WORSE_MAX  2u  /* so many of RT_LATE_SEEN may have been later than that */
 #define LIMIT_PART 0.5 /* of the limit, added to a wait where errors are compared with it */
 /* Work is counted over so long; the oldest prompt at a node keeps half of it whatever comes. */
@@ -95,7 +95,7 @@ static void learn(struct bt_rt_core *c, uint64_t now, const struct rt_seq *s, ui
     if (s->expect_ns >= LATE_NOISE_NS) {
         l->n_fresh = fresh(l, now) + 1;
         l->t_last = now;
-        l->later[l->n_seen++ % RT_LATE_SEEN] = (float)(off / (corrected + some_of_limit(c)));
+        l->later[(l->n_fresh - 1) % RT_LATE_SEEN] = (float)(off / (corrected + some_of_limit(c)));
         l->off += (off < 0 ? -off : off) - l->off / LATE_MEAN;
         l->took += (double)took - l->took / LATE_MEAN;
         l->expected += expected - l->expected / LATE_MEAN;
@@ -108,9 +108,9 @@ void bt_rt_first_token(struct bt_rt_core *c, uint64_t now, const struct rt_seq *
 }
 
 /* How much later nearly all first tokens of late were at most. */
-static double nearly_worst(const struct rt_late *l)
+static double nearly_worst(const struct rt_late *l, uint64_t now)
 {
-    uint32_t n = l->n_seen < RT_LATE_SEEN ? l->n_seen : RT_LATE_SEEN;
+    uint32_t n = fresh(l, now) < RT_LATE_SEEN ? fresh(l, now) : RT_LATE_SEEN;
     float top[WORSE_MAX + 1] = {0}; /* the largest ones, falling */
     uint32_t at = n * WORSE_MAX / RT_LATE_SEEN;
 
@@ -138,7 +138,7 @@ static double unproven(const struct rt_late *l, uint64_t now)
 static uint64_t margin_ns(const struct bt_rt_core *c, uint64_t now, const struct rt_late *l,
                           uint64_t wait_ns)
 {
-    double wait = (double)wait_ns, later = at_most(nearly_worst(l), LATER_MOST);
+    double wait = (double)wait_ns, later = at_most(nearly_worst(l, now), LATER_MOST);
     double off = l->expected > 0 ? OFF * l->off / (l->expected * ratio_of(l)) : 0;
     double least = OFF_LEAST + unproven(l, now);
     double by_mean = (off < least ? least : at_most(off, OFF_MOST)) * wait;
