@@ -143,6 +143,11 @@ void bt_k_gather_rows(struct bt_kctx *k, float *y, size_t ldy, const float *x, s
     k->ops->gather_rows(k, y, ldy, x, ldx, rows, n, n_cols);
 }
 
+enum bt_status bt_k_moe_reserve(struct bt_kctx *k, const struct bt_k_moe *moe, uint32_t n_rows)
+{
+    return k->ops->moe_reserve(k, moe, n_rows);
+}
+
 void bt_k_moe_ffn(struct bt_kctx *k, float *out, const float *x, const float *logits,
                   const struct bt_k_moe *moe, uint32_t n_rows)
 {

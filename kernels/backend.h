@@ -169,6 +169,9 @@ struct bt_k_moe {
     struct bt_kweight *const *down;
     uint32_t dim, ffn_dim;
 };
+/* Makes room for calls of any number of rows up to n_rows, so that they need no memory; reads the numbers of *moe only. */
+enum bt_status bt_k_moe_reserve(struct bt_kctx *k, const struct bt_k_moe *moe,
+                                uint32_t n_rows) BT_NODISCARD;
 void bt_k_moe_ffn(struct bt_kctx *k, float *out, const float *x, const float *logits,
                   const struct bt_k_moe *moe, uint32_t n_rows);
 

@@ -43,6 +43,7 @@ struct bt_backend_ops {
                     uint32_t n_cols);
     void (*gather_rows)(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ldx,
                         const uint32_t *rows, uint32_t n, uint32_t n_cols);
+    enum bt_status (*moe_reserve)(struct bt_kctx *k, const struct bt_k_moe *moe, uint32_t n_rows);
     void (*moe_ffn)(struct bt_kctx *k, float *out, const float *x, const float *logits,
                     const struct bt_k_moe *moe, uint32_t n_rows);
 };

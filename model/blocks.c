@@ -97,18 +97,25 @@ static void dense_ffn(struct bt_pass *p, const struct bt_layer *l)
     linear(p, p->ws->o, c->dim, gate, ld, &l->down);
 }
 
+struct bt_k_moe bt_block_moe(const struct bt_model *m, const struct bt_layer *l)
+{
+    const struct bt_model_config *c = &m->config;
+
+    return (struct bt_k_moe){.n_experts = c->n_experts,
+                             .top_k = c->n_experts_used,
+                             .normalize = c->norm_topk,
+                             .act = c->act,
+                             .gate = l->expert_gate,
+                             .up = l->expert_up,
+                             .down = l->expert_down,
+                             .dim = c->dim,
+                             .ffn_dim = c->expert_ffn_dim};
+}
+
 static void sparse_ffn(struct bt_pass *p, const struct bt_layer *l)
 {
     const struct bt_model_config *c = &p->m->config;
-    struct bt_k_moe moe = {.n_experts = c->n_experts,
-                           .top_k = c->n_experts_used,
-                           .normalize = c->norm_topk,
-                           .act = c->act,
-                           .gate = l->expert_gate,
-                           .up = l->expert_up,
-                           .down = l->expert_down,
-                           .dim = c->dim,
-                           .ffn_dim = c->expert_ffn_dim};
+    struct bt_k_moe moe = bt_block_moe(p->m, l);
 
     linear(p, p->ws->router, c->n_experts, p->ws->h, c->dim, &l->router);
     bt_k_moe_ffn(p->k, p->ws->o, p->ws->h, p->ws->router, &moe, p->n);

@@ -43,6 +43,8 @@ void bt_block_norm(struct bt_pass *p, float *y, const float *x, const float *w);
 /* o = attention(h): projections, per-head norms where the layer has them, rope, cache, attention,
  * output projection. */
 void bt_block_attention(struct bt_pass *p, uint32_t layer);
+/* The experts of a sparse layer, as the backend wants them. */
+struct bt_k_moe bt_block_moe(const struct bt_model *m, const struct bt_layer *l);
 /* o = feed-forward(h), dense or mixture of experts as the layer is. */
 void bt_block_ffn(struct bt_pass *p, uint32_t layer);
 /* x += o */

@@ -28,6 +28,18 @@ static bool any_layer(const struct bt_model *m, bool sparse)
     return false;
 }
 
+/* The experts' activations lie with the backend. */
+static bool reserve_experts(struct bt_model_ws *ws, const struct bt_model *m)
+{
+    for (uint32_t i = 0; i < m->config.n_layers; i++) {
+        struct bt_k_moe moe = bt_block_moe(m, &m->layers[i]);
+        if (m->layers[i].sparse && bt_k_moe_reserve(ws->k, &moe, ws->max_tokens) != BT_OK) {
+            return false;
+        }
+    }
+    return true;
+}
+
 static bool alloc_device(struct bt_model_ws *ws, const struct bt_model *m)
 {
     const struct bt_model_config *c = &m->config;
@@ -48,7 +60,7 @@ static bool alloc_device(struct bt_model_ws *ws, const struct bt_model *m)
     }
     return ws->x != NULL && ws->h != NULL && ws->o != NULL && ws->qkv != NULL && ws->attn != NULL &&
            ws->out != NULL && ws->logits != NULL && (ws->ffn != NULL || !any_layer(m, false)) &&
-           (ws->router != NULL || !any_layer(m, true));
+           (ws->router != NULL || !any_layer(m, true)) && reserve_experts(ws, m);
 }
 
 static bool alloc_host(struct bt_model_ws *ws, const struct bt_model *m)

@@ -150,6 +150,7 @@ static const struct bt_backend_ops cpu_ops = {
     .add = cpu_add,
     .softcap = cpu_softcap,
     .gather_rows = cpu_gather_rows,
+    .moe_reserve = cpu_moe_reserve,
     .moe_ffn = cpu_moe_ffn,
 };
 

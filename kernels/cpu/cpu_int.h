@@ -188,6 +188,7 @@ void cpu_softcap(struct bt_kctx *k, float *x, size_t ldx, float cap, uint32_t n_
                  uint32_t n_cols);
 void cpu_gather_rows(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ldx,
                      const uint32_t *rows, uint32_t n, uint32_t n_cols);
+enum bt_status cpu_moe_reserve(struct bt_kctx *k, const struct bt_k_moe *moe, uint32_t n_rows);
 void cpu_moe_ffn(struct bt_kctx *k, float *out, const float *x, const float *logits,
                  const struct bt_k_moe *moe, uint32_t n_rows);
 

@@ -121,6 +121,12 @@ static uint32_t reserve(struct cpu_ctx *c, const struct bt_k_moe *moe, uint32_t 
     return 0;
 }
 
+enum bt_status cpu_moe_reserve(struct bt_kctx *k, const struct bt_k_moe *moe, uint32_t n_rows)
+{
+    return reserve(cpu_of(k), moe, n_rows < MOE_ROWS ? n_rows : MOE_ROWS) > 0 ? BT_OK
+                                                                              : BT_ERR_NOMEM;
+}
+
 void cpu_moe_ffn(struct bt_kctx *k, float *out, const float *x, const float *logits,
                  const struct bt_k_moe *moe, uint32_t n_rows)
 {
