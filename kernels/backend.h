@@ -48,11 +48,18 @@ struct bt_k_opts {
  * n_cols must be a multiple of the block size. */
 struct bt_k_weight_desc {
     enum bt_dtype dtype;
-    uint32_t n_rows;  /* N: output features */
-    uint32_t n_cols;  /* K: input features */
-    const void *data; /* host; borrowed until bt_k_weight_destroy (the mapped file) */
-    bool for_gemm;    /* bt_k_gemm, bt_k_moe_ffn will be called */
-    bool for_embed;   /* bt_k_embed will be called */
+    uint32_t n_rows; /* N: output features */
+    uint32_t n_cols; /* K: input features */
+    const void *
+        data; /* host; borrowed for the call, for_embed: until bt_k_weight_destroy (the mapped file) */
+    uint32_t
+        group; /* G4, G8: consecutive values of a row whose blocks have the same scale and minimum; 0: 32. A multiple
+                             of 32 that divides n_cols */
+    const uint32_t *
+        perm; /* host [n_cols], borrowed for the call: value k of a row goes with x[perm[k]], and sums run over
+                             k = 0, 1, …; NULL: x[k]. Not with for_embed */
+    bool for_gemm;  /* bt_k_gemm, bt_k_moe_ffn will be called */
+    bool for_embed; /* bt_k_embed will be called */
     /* Where the packed form is kept: bt_k_panel_bytes bytes, 64-byte aligned, zeroed, borrowed until
      * bt_k_weight_destroy. NULL: in memory of the backend's own. */
     void *panels;

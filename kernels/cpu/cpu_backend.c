@@ -83,6 +83,7 @@ static void cpu_destroy(struct bt_kctx *k)
     bt_pool_destroy(c->pool);
     cpu_unmap(c->scratch, c->scratch_bytes);
     cpu_unmap(c->moe, c->moe_bytes);
+    cpu_unmap(c->ordered, c->ordered_bytes);
     bt_free(c);
 }
 

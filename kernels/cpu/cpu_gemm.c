@@ -27,21 +27,48 @@ static void gemm_task(void *arg, uint32_t task, uint32_t thread)
     }
 }
 
-void cpu_gemm(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ldx,
-              const struct bt_kweight *weight, const float *bias, uint32_t n_rows)
-{
-    const struct cpu_ctx *c = cpu_of(k);
-    const struct cpu_weight *w = cpu_weight_of(weight);
+struct order_run {
+    float *y;
+    const float *x;
+    size_t ldx;
+    const struct cpu_weight *w;
+};
 
-    BT_ASSERT(w->packed != NULL && ldy >= w->n_rows && ldx >= w->n_cols);
-    if (n_rows == 0) {
-        return;
+static void order_range(void *arg, uint32_t first, uint32_t last)
+{
+    const struct order_run *r = arg;
+
+    for (uint32_t m = first; m < last; m++) {
+        float *y = r->y + (size_t)m * r->w->n_cols;
+        const float *x = r->x + (size_t)m * r->ldx;
+        for (uint32_t i = 0; i < r->w->n_cols; i++) {
+            y[i] = x[r->w->perm[i]];
+        }
     }
-    struct gemm_run run = {
-        .g = {.y = y, .x = x, .ldy = ldy, .ldx = ldx, .w = w, .bias = bias, .n_rows = n_rows},
-        .isa = c->isa,
-        .ctx = c,
-        .gemv_rows = w->dtype == BT_DTYPE_F32 ? c->isa->gemv_rows_f32 : c->isa->gemv_rows_max};
+}
+
+bool cpu_order_reserve(struct cpu_ctx *c, uint32_t n_cols)
+{
+    size_t bytes = (size_t)CPU_ORDER_ROWS * n_cols * sizeof(float);
+    float *p = bytes > c->ordered_bytes ? cpu_map(bytes) : c->ordered;
+
+    if (p != c->ordered && p != NULL) {
+        cpu_unmap(c->ordered, c->ordered_bytes);
+        c->ordered = p;
+        c->ordered_bytes = bytes;
+    }
+    return p != NULL;
+}
+
+static void run_gemm(const struct cpu_ctx *c, const struct cpu_gemm *g)
+{
+    const struct cpu_weight *w = g->w;
+    uint32_t n_rows = g->n_rows;
+    struct gemm_run run = {.g = *g,
+                           .isa = c->isa,
+                           .ctx = c,
+                           .gemv_rows = w->dtype == BT_DTYPE_F32 ? c->isa->gemv_rows_f32
+                                                                 : c->isa->gemv_rows_max};
     uint32_t row_tasks = (n_rows + CPU_GEMM_ROWS - 1) / CPU_GEMM_ROWS;
 
     run.row_step = ((n_rows + row_tasks - 1) / row_tasks + 11) / 12 * 12;
@@ -59,4 +86,31 @@ void cpu_gemm(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ld
                                           : (run.panel_step + 1) / 2 * 2;
     bt_pool_run(c->pool, gemm_task, &run,
                 run.n_row_tasks * ((w->n_panels + run.panel_step - 1) / run.panel_step));
+}
+
+/* Inputs in w's order go through the context's memory, some rows at a time. */
+void cpu_gemm(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ldx,
+              const struct bt_kweight *weight, const float *bias, uint32_t n_rows)
+{
+    struct cpu_ctx *c = cpu_of(k);
+    const struct cpu_weight *w = cpu_weight_of(weight);
+    uint32_t step = w->perm != NULL ? CPU_ORDER_ROWS : n_rows;
+
+    BT_ASSERT(w->packed != NULL && ldy >= w->n_rows && ldx >= w->n_cols);
+    for (uint32_t row = 0; row < n_rows; row += step) {
+        struct cpu_gemm g = {.y = y + (size_t)row * ldy,
+                             .x = x + (size_t)row * ldx,
+                             .ldy = ldy,
+                             .ldx = ldx,
+                             .w = w,
+                             .bias = bias,
+                             .n_rows = n_rows - row < step ? n_rows - row : step};
+        if (w->perm != NULL) {
+            struct order_run order = {.y = c->ordered, .x = g.x, .ldx = ldx, .w = w};
+            cpu_for_range(c, g.n_rows, w->n_cols, order_range, &order);
+            g.x = c->ordered;
+            g.ldx = w->n_cols;
+        }
+        run_gemm(c, &g);
+    }
 }

@@ -9,14 +9,25 @@
  *   bf16            [k / 2][16] pairs: the even k in the low half of a 32-bit word (odd K: a last half pair)
  *   q4_0            f16 d[16]; words[4][16]
  *   q4_1            f16 d[16], m[16]; words[4][16]
+ *   q5_0            f16 d[16]; words[4][16]; bits[16]
+ *   q5_1            f16 d[16], m[16]; words[4][16]; bits[16]
+ *   iq4_nl          f16 d[16]; words[4][16]: places in cpu_iq4_nl
  *   q8_0            f16 d[16]; bytes[8][16]
+ *   q2_k            per 256: f16 d[16], dmin[16]; then 8 blocks of uint8 sm[2][16] (low nibble: scale, high one: minimum
+ *                   of 16 k); pairs[2][16]
+ *   q3_k            per 256: f16 d[16]; then 8 blocks of int8 sc[2][16]; pairs[2][16]; bits[16]
  *   q4_k            per 256: f16 d[16], dmin[16]; then 8 blocks of uint8 sc[16], m[16]; words[4][16]
- *   q6_k            per 256: f16 d[16]; then 8 blocks of int8 sc[2][16]; words[4][16]; high[2][16]
+ *   q5_k            per 256: f16 d[16], dmin[16]; then 8 blocks of uint8 sc[16], m[16]; words[4][16]; bits[16]
+ *   q6_k            per 256: f16 d[16]; then 8 blocks of int8 sc[2][16]; words[4][16]; pairs[2][16]
+ *   g4              per group: f32 d[16], m[16]; then its blocks of words[4][16]
+ *   g8              per group: f32 d[16], m[16]; then its blocks of bytes[8][16]
  * All are 32-bit words, one per column, so that four consecutive k of a column meet in one lane:
  *   words[i][c]     byte j: the low nibble is q of k = 4i + j, the high one of k = 16 + 4i + j
  *   bytes[i][c]     byte j: q of k = 4i + j
- *   high[h][c]      byte j, bits 2i and 2i + 1: bits 4 and 5 of q of k = 16h + 4i + j
- * q is unsigned everywhere: signed formats are stored with their offset added (q8_0 128, q6_k 32). */
+ *   pairs[h][c]     byte j, bits 2i and 2i + 1: two bits of q of k = 16h + 4i + j (q6_k: 4 and 5; else 0 and 1)
+ *   bits[c]         byte j, bit 4h + i: one bit of q of k = 16h + 4i + j, above those elsewhere
+ * q is unsigned everywhere: signed formats are stored with their offset added (q8_0 128, q6_k 32; iq4_nl's table 128, q5_0
+ * 16, q3_k 4). */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -30,6 +41,7 @@
 #define CPU_SUPER        256U /* k values in a superblock of the K formats */
 #define CPU_GEMM_ROWS    240U /* rows of x in one task; a multiple of every tile height */
 #define CPU_KB           256U /* k values expanded at a time; a multiple of CPU_SUPER */
+#define CPU_ORDER_ROWS   256U /* rows of x put into a weight's order at a time */
 #define CPU_HEAD_DIM_MAX 512U
 #define CPU_ATTN_ROWS    32U /* query rows (token, head) in one attention tile */
 #define CPU_ATTN_KEYS    64U /* keys in a block of the online softmax, aligned at absolute positions */
@@ -51,8 +63,10 @@ struct cpu_weight {
     uint32_t n_rows, n_cols; /* N, K */
     uint32_t n_panels;
     size_t panel_bytes;
-    uint8_t *packed; /* NULL: not for gemm */
-    bool borrowed;   /* packed is the caller's */
+    uint32_t group_shift; /* g4, g8: 1 << group_shift blocks have one header */
+    uint32_t *perm;       /* [n_cols]: order of the inputs; NULL: as they are */
+    uint8_t *packed;      /* NULL: not for gemm */
+    bool borrowed;        /* packed is the caller's */
     size_t packed_bytes;
     const uint8_t *raw; /* the mapped rows; NULL: not for embed */
     size_t raw_row_bytes;
@@ -117,6 +131,9 @@ struct cpu_ctx {
     size_t scratch_bytes;
     float *moe; /* activations of the experts, grown on first use */
     size_t moe_bytes;
+    float
+        *ordered; /* [CPU_ORDER_ROWS, n_cols]: inputs in a weight's order; made with such weights */
+    size_t ordered_bytes;
     enum bt_status fault; /* what sync reports */
 };
 
@@ -138,17 +155,34 @@ static inline float *cpu_scratch(const struct cpu_ctx *c, uint32_t thread)
 /* Bytes of 32 k of a panel; the superblock headers of the K formats are spread over their blocks. */
 static inline size_t cpu_block_bytes(enum bt_dtype dtype)
 {
-    static const uint16_t bytes[BT_DTYPE_COUNT] = {2048, 1024, 1024,     288,
-                                                   320,  544,  2368 / 8, 3360 / 8};
+    static const uint16_t bytes[BT_DTYPE_COUNT] = {
+        2048, 1024,     1024,     288,      320,      352,      384, 288,
+        544,  1344 / 8, 1824 / 8, 2368 / 8, 2880 / 8, 3360 / 8, 256, 512};
     return bytes[dtype];
 }
 
-/* Bytes of a panel of K columns. */
-size_t cpu_panel_bytes(enum bt_dtype dtype, uint32_t n_cols);
+/* Bytes of a panel of K columns; shift: a weight's group_shift. */
+size_t cpu_panel_bytes(enum bt_dtype dtype, uint32_t n_cols, uint32_t shift);
+/* Byte of a g4 or g8 panel where block b's header is, and where its values are. */
+static inline size_t cpu_group_at(enum bt_dtype dtype, uint32_t shift, uint32_t b)
+{
+    return (size_t)(b >> shift) * (128 + (cpu_block_bytes(dtype) << shift));
+}
+static inline size_t cpu_grouped_at(enum bt_dtype dtype, uint32_t shift, uint32_t b)
+{
+    return cpu_group_at(dtype, shift, b) + 128 +
+           (b & ((1U << shift) - 1U)) * cpu_block_bytes(dtype);
+}
 /* n values of a raw row, from the first block on, to f32. n: a multiple of the block size. */
 void cpu_dequant(float *y, const uint8_t *raw, enum bt_dtype dtype, uint32_t n);
 float cpu_f16_to_f32(uint16_t h);
-/* Scale and minimum (6 bits each) of sub-block s of a q4_k block, from its 12 bytes. */
+/* The values that iq4_nl's nibbles stand for, each with 128 added. */
+extern const uint8_t cpu_iq4_nl[16];
+/* The 256 quants of a block without their offset, in order: q2_k 0 … 3, q3_k 0 … 7 (zero is 4), q5_k 0 … 31. */
+void cpu_k_values(const uint8_t *p, enum bt_dtype dtype, uint8_t q[256]);
+/* Scale, -32 … 31, of the 16 values from 16 s on of a q3_k block, from its 12 bytes. */
+int8_t cpu_q3_k_scale(const uint8_t *scales, uint32_t s);
+/* Scale and minimum (6 bits each) of sub-block s of a q4_k or q5_k block, from its 12 bytes. */
 void cpu_q4_k_scale(const uint8_t *scales, uint32_t s, uint8_t *scale, uint8_t *min);
 /* The 256 quants of a q6_k block, in order, each with 32 added: 0 … 63. */
 void cpu_q6_k_values(const uint8_t *p, uint8_t q[256]);
@@ -156,6 +190,9 @@ void cpu_q6_k_values(const uint8_t *p, uint8_t q[256]);
 /* Calls fn(arg, first, last) for ranges of 0 … n - 1, in parallel if n * item_cost (roughly: floats touched) is worth it. */
 typedef void cpu_range_fn(void *arg, uint32_t first, uint32_t last);
 void cpu_for_range(struct cpu_ctx *c, uint32_t n, size_t item_cost, cpu_range_fn *fn, void *arg);
+
+/* Makes room for products with weights of n_cols inputs in their own order. */
+bool cpu_order_reserve(struct cpu_ctx *c, uint32_t n_cols) BT_NODISCARD;
 
 /* Memory of whole pages, zeroed, mapped lazily. NULL: out of memory. */
 void *cpu_map(size_t bytes) BT_NODISCARD;

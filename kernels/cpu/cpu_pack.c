@@ -6,8 +6,10 @@
 #include <string.h>
 #include "base/mem.h"
 
-size_t cpu_panel_bytes(enum bt_dtype dtype, uint32_t n_cols)
+size_t cpu_panel_bytes(enum bt_dtype dtype, uint32_t n_cols, uint32_t shift)
 {
+    size_t n_blocks = n_cols / CPU_BLOCK;
+
     switch (dtype) {
     case BT_DTYPE_F32:
         return (size_t)n_cols * 64;
@@ -15,9 +17,20 @@ size_t cpu_panel_bytes(enum bt_dtype dtype, uint32_t n_cols)
         return (size_t)n_cols * 32;
     case BT_DTYPE_BF16:
         return ((size_t)n_cols + 1) / 2 * 64;
+    case BT_DTYPE_G4:
+    case BT_DTYPE_G8:
+        return n_blocks * cpu_block_bytes(dtype) + ((n_blocks - 1) >> shift) * 128 + 128;
     default:
-        return n_cols / CPU_BLOCK * cpu_block_bytes(dtype);
+        return n_blocks * cpu_block_bytes(dtype);
     }
+}
+
+/* The largest power of two of blocks that the group is a multiple of; a group that is the whole row needs one header. */
+static uint32_t group_shift(const struct bt_k_weight_desc *d)
+{
+    uint32_t blocks = d->group / CPU_BLOCK;
+
+    return d->group == d->n_cols ? 31U : blocks == 0 ? 0U : (uint32_t)__builtin_ctz(blocks);
 }
 
 /* What one panel's packing works on: 16 columns, the last ones of the last panel being absent (NULL). */
@@ -56,10 +69,42 @@ static void pack_u16(const struct pack *p, bool pair)
     }
 }
 
-/* n_scales f16 values, then 16 bytes of nibbles. */
-static void pack_q4(const struct pack *p, uint32_t n_scales)
+/* The low two bits of 32 quants as pairs[2][16] of column c. */
+static void put_pairs(uint8_t *out, const uint8_t *q, uint32_t c)
 {
-    const size_t in_bytes = 2 * n_scales + 16, out_bytes = CPU_PANEL * in_bytes;
+    for (uint32_t h = 0; h < 2; h++) {
+        for (uint32_t j = 0; j < 4; j++) {
+            const uint8_t *k = q + 16 * h + j;
+            out[h * 64 + c * 4 + j] =
+                (uint8_t)((k[0] & 3U) | (k[4] & 3U) << 2 | (k[8] & 3U) << 4 | (k[12] & 3U) << 6);
+        }
+    }
+}
+
+static void put_nibbles(uint8_t *out, const uint8_t *q, uint32_t c)
+{
+    for (uint32_t k = 0; k < 16; k++) {
+        out[k / 4 * 64 + c * 4 + k % 4] = (uint8_t)((q[k] & 15U) | (q[k + 16] & 15U) << 4);
+    }
+}
+
+/* Bit `bit` of 32 quants as bits[16] of column c. */
+static void put_bits(uint8_t *out, const uint8_t *q, unsigned bit, uint32_t c)
+{
+    for (uint32_t j = 0; j < 4; j++) {
+        unsigned byte = 0;
+        for (uint32_t i = 0; i < 8; i++) {
+            byte |= (q[4 * i + j] >> bit & 1U) << i;
+        }
+        out[c * 4 + j] = (uint8_t)byte;
+    }
+}
+
+/* n_scales f16 values, 32 fifth bits if there are any, then 16 bytes of nibbles. */
+static void pack_q4(const struct pack *p, uint32_t n_scales, bool high)
+{
+    const size_t q_at = 2 * n_scales + (high ? 4 : 0), in_bytes = q_at + 16,
+                 out_bytes = CPU_PANEL * in_bytes;
 
     for (uint32_t b = 0; b < p->n_cols / CPU_BLOCK; b++) {
         uint8_t *out = p->out + b * out_bytes;
@@ -69,8 +114,45 @@ static void pack_q4(const struct pack *p, uint32_t n_scales)
                 memcpy(out + s * 32 + c * 2, in + s * 2, 2);
             }
             for (uint32_t i = 0; i < 4; i++) {
-                memcpy(out + n_scales * 32 + i * 64 + c * 4, in + n_scales * 2 + i * 4, 4);
+                memcpy(out + n_scales * 32 + i * 64 + c * 4, in + q_at + i * 4, 4);
             }
+            if (high) {
+                uint8_t q[CPU_BLOCK];
+                for (uint32_t k = 0; k < CPU_BLOCK; k++) {
+                    q[k] = in[q_at - 4 + k / 8] >> k % 8 & 1U;
+                }
+                put_bits(out + n_scales * 32 + 256, q, 0, c);
+            }
+        }
+    }
+}
+
+static void put_nibble_words(uint8_t *out, const uint8_t *nibbles, uint32_t c)
+{
+    for (uint32_t i = 0; i < 4; i++) {
+        memcpy(out + i * 64 + c * 4, nibbles + i * 4, 4);
+    }
+}
+
+static void put_bytes(uint8_t *out, const uint8_t *q, uint32_t c)
+{
+    for (uint32_t i = 0; i < 8; i++) {
+        memcpy(out + i * 64 + c * 4, q + 4 * i, 4);
+    }
+}
+
+static void pack_grouped(const struct pack *p, enum bt_dtype dtype, uint32_t shift)
+{
+    const size_t in_bytes = bt_dtype_block_bytes(dtype);
+
+    for (uint32_t b = 0; b < p->n_cols / CPU_BLOCK; b++) {
+        uint8_t *head = p->out + cpu_group_at(dtype, shift, b),
+                *out = p->out + cpu_grouped_at(dtype, shift, b);
+        for (uint32_t c = 0; c < CPU_PANEL && p->rows[c] != NULL; c++) {
+            const uint8_t *in = p->rows[c] + b * in_bytes;
+            memcpy(head + c * 4, in, 4);
+            memcpy(head + 64 + c * 4, in + 4, 4);
+            (dtype == BT_DTYPE_G4 ? put_nibble_words : put_bytes)(out, in + 8, c);
         }
     }
 }
@@ -114,6 +196,51 @@ static void pack_q4_k_column(uint8_t *out, const uint8_t *in, uint32_t c)
     }
 }
 
+static void pack_q2_k_column(uint8_t *out, const uint8_t *in, uint32_t c)
+{
+    uint8_t q[256];
+
+    cpu_k_values(in, BT_DTYPE_Q2_K, q);
+    memcpy(out + c * 2, in + 80, 2);
+    memcpy(out + 32 + c * 2, in + 82, 2);
+    for (uint32_t s = 0; s < 8; s++) {
+        uint8_t *sub = out + 64 + (size_t)s * 160;
+        sub[c] = in[2 * s];
+        sub[16 + c] = in[2 * s + 1];
+        put_pairs(sub + 32, q + s * CPU_BLOCK, c);
+    }
+}
+
+static void pack_q3_k_column(uint8_t *out, const uint8_t *in, uint32_t c)
+{
+    uint8_t q[256];
+
+    cpu_k_values(in, BT_DTYPE_Q3_K, q);
+    memcpy(out + c * 2, in + 108, 2);
+    for (uint32_t s = 0; s < 8; s++) {
+        uint8_t *sub = out + 32 + (size_t)s * 224;
+        sub[c] = (uint8_t)cpu_q3_k_scale(in + 96, 2 * s);
+        sub[16 + c] = (uint8_t)cpu_q3_k_scale(in + 96, 2 * s + 1);
+        put_pairs(sub + 32, q + s * CPU_BLOCK, c);
+        put_bits(sub + 160, q + s * CPU_BLOCK, 2, c);
+    }
+}
+
+static void pack_q5_k_column(uint8_t *out, const uint8_t *in, uint32_t c)
+{
+    uint8_t q[256];
+
+    cpu_k_values(in, BT_DTYPE_Q5_K, q);
+    memcpy(out + c * 2, in, 2);
+    memcpy(out + 32 + c * 2, in + 2, 2);
+    for (uint32_t s = 0; s < 8; s++) {
+        uint8_t *sub = out + 64 + (size_t)s * 352;
+        cpu_q4_k_scale(in + 4, s, &sub[c], &sub[16 + c]);
+        put_nibbles(sub + 32, q + s * CPU_BLOCK, c);
+        put_bits(sub + 288, q + s * CPU_BLOCK, 4, c);
+    }
+}
+
 static void pack_q6_k_column(uint8_t *out, const uint8_t *in, uint32_t c)
 {
     uint8_t q[256];
@@ -135,20 +262,28 @@ static void pack_q6_k_column(uint8_t *out, const uint8_t *in, uint32_t c)
 
 static void pack_super(const struct pack *p, enum bt_dtype dtype)
 {
-    const bool q4 = dtype == BT_DTYPE_Q4_K;
-    const size_t in_bytes = bt_dtype_block_bytes(dtype), out_bytes = q4 ? 2368 : 3360;
+    static void (*const columns[BT_DTYPE_COUNT])(uint8_t *, const uint8_t *, uint32_t) = {
+        [BT_DTYPE_Q2_K] = pack_q2_k_column, [BT_DTYPE_Q3_K] = pack_q3_k_column,
+        [BT_DTYPE_Q4_K] = pack_q4_k_column, [BT_DTYPE_Q5_K] = pack_q5_k_column,
+        [BT_DTYPE_Q6_K] = pack_q6_k_column,
+    };
+    const size_t in_bytes = bt_dtype_block_bytes(dtype),
+                 out_bytes = cpu_block_bytes(dtype) * (CPU_SUPER / CPU_BLOCK);
 
     for (uint32_t b = 0; b < p->n_cols / CPU_SUPER; b++) {
         for (uint32_t c = 0; c < CPU_PANEL && p->rows[c] != NULL; c++) {
-            (q4 ? pack_q4_k_column : pack_q6_k_column)(p->out + b * out_bytes,
-                                                       p->rows[c] + b * in_bytes, c);
+            columns[dtype](p->out + b * out_bytes, p->rows[c] + b * in_bytes, c);
         }
     }
 }
 
-static void pack_panel(const struct pack *p, enum bt_dtype dtype)
+static void pack_panel(const struct pack *p, const struct cpu_weight *w)
 {
-    switch (dtype) {
+    switch (w->dtype) {
+    case BT_DTYPE_G4:
+    case BT_DTYPE_G8:
+        pack_grouped(p, w->dtype, w->group_shift);
+        break;
     case BT_DTYPE_F32:
         pack_f32(p);
         break;
@@ -159,16 +294,23 @@ static void pack_panel(const struct pack *p, enum bt_dtype dtype)
         pack_u16(p, true);
         break;
     case BT_DTYPE_Q4_0:
-        pack_q4(p, 1);
+    case BT_DTYPE_IQ4_NL:
+        pack_q4(p, 1, false);
         break;
     case BT_DTYPE_Q4_1:
-        pack_q4(p, 2);
+        pack_q4(p, 2, false);
+        break;
+    case BT_DTYPE_Q5_0:
+        pack_q4(p, 1, true);
+        break;
+    case BT_DTYPE_Q5_1:
+        pack_q4(p, 2, true);
         break;
     case BT_DTYPE_Q8_0:
         pack_q8_0(p);
         break;
     default:
-        pack_super(p, dtype);
+        pack_super(p, w->dtype);
         break;
     }
 }
@@ -187,7 +329,7 @@ static void pack_one(const struct pack_run *run, uint32_t panel, uint8_t *out)
     for (uint32_t c = 0; c < CPU_PANEL && panel * CPU_PANEL + c < w->n_rows; c++) {
         p.rows[c] = run->data + (size_t)(panel * CPU_PANEL + c) * w->raw_row_bytes;
     }
-    pack_panel(&p, w->dtype);
+    pack_panel(&p, w);
 }
 
 static void pack_range(void *arg, uint32_t first, uint32_t last)
@@ -234,6 +376,30 @@ static enum bt_status check_desc(const struct bt_k_weight_desc *d, struct bt_err
         return bt_err_set(err, BT_ERR_INVALID, "%u columns, not a multiple of %s's block of %u",
                           d->n_cols, bt_dtype_name(d->dtype), bt_dtype_block_values(d->dtype));
     }
+    if (d->group % CPU_BLOCK != 0 || (d->group != 0 && d->n_cols % d->group != 0)) {
+        return bt_err_set(err, BT_ERR_INVALID, "%u columns in groups of %u", d->n_cols, d->group);
+    }
+    for (uint32_t k = 0; d->perm != NULL && k < d->n_cols; k++) {
+        if (d->perm[k] >= d->n_cols || d->for_embed) {
+            return bt_err_set(err, BT_ERR_INVALID, "order of the inputs: %u of %u", d->perm[k],
+                              d->n_cols);
+        }
+    }
+    return BT_OK;
+}
+
+static enum bt_status copy_perm(struct cpu_ctx *c, struct cpu_weight *w,
+                                const struct bt_k_weight_desc *d, struct bt_err *err)
+{
+    if (d->perm == NULL) {
+        return BT_OK;
+    }
+    w->perm = bt_alloc(d->n_cols * sizeof(*w->perm));
+    if (w->perm == NULL || !cpu_order_reserve(c, d->n_cols)) {
+        bt_free(w->perm);
+        return bt_err_set(err, BT_ERR_NOMEM, "out of memory for the order of %u inputs", d->n_cols);
+    }
+    memcpy(w->perm, d->perm, d->n_cols * sizeof(*w->perm));
     return BT_OK;
 }
 
@@ -264,7 +430,7 @@ size_t cpu_panel_memory(struct bt_kctx *k, const struct bt_k_weight_desc *desc)
 
     if (!desc->for_gemm || check_desc(desc, NULL) != BT_OK ||
         !bt_mul_size((desc->n_rows + CPU_PANEL - 1) / CPU_PANEL,
-                     cpu_panel_bytes(desc->dtype, desc->n_cols), &bytes)) {
+                     cpu_panel_bytes(desc->dtype, desc->n_cols, group_shift(desc)), &bytes)) {
         return 0;
     }
     (void)k;
@@ -286,11 +452,18 @@ enum bt_status cpu_weight_create(struct bt_kctx *k, const struct bt_k_weight_des
     w->n_rows = desc->n_rows;
     w->n_cols = desc->n_cols;
     w->n_panels = (desc->n_rows + CPU_PANEL - 1) / CPU_PANEL;
-    w->panel_bytes = cpu_panel_bytes(desc->dtype, desc->n_cols);
+    w->group_shift = group_shift(desc);
+    w->panel_bytes = cpu_panel_bytes(w->dtype, w->n_cols, w->group_shift);
+    st = copy_perm(cpu_of(k), w, desc, err);
+    if (st != BT_OK) {
+        bt_free(w);
+        return st;
+    }
     w->raw_row_bytes = (size_t)(desc->n_cols / bt_dtype_block_values(desc->dtype)) *
                        bt_dtype_block_bytes(desc->dtype);
     w->raw = desc->for_embed ? desc->data : NULL;
     if (desc->for_gemm && (st = pack_weight(cpu_of(k), w, desc, err)) != BT_OK) {
+        bt_free(w->perm);
         bt_free(w);
         return st;
     }
@@ -306,5 +479,6 @@ void cpu_weight_destroy(struct bt_kctx *k, struct bt_kweight *weight)
     if (!w->borrowed) {
         cpu_unmap(w->packed, w->packed_bytes);
     }
+    bt_free(w->perm);
     bt_free(w);
 }

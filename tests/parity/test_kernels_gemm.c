@@ -10,6 +10,41 @@ static double half_value(const uint8_t *p)
     return h >> 15 ? -v : v;
 }
 
+static int nibble(const uint8_t *q, uint32_t j)
+{
+    return j < 16 ? q[j] & 15 : q[j - 16] >> 4;
+}
+
+static int bit(const uint8_t *bits, uint32_t j)
+{
+    return bits[j / 8] >> j % 8 & 1;
+}
+
+/* q2_k and q3_k: 64 bytes; a half of 128 values has 32 of them, a quarter of that one pair of bits in each. */
+static int pair(const uint8_t *q, uint32_t j)
+{
+    return q[j / 128 * 32 + j % 32] >> 2 * (j % 128 / 32) & 3;
+}
+
+/* q3_k: 16 scales of 6 bits, less 32: low nibbles in 8 bytes, high pairs in 4. */
+static int scale3(const uint8_t *s, uint32_t i)
+{
+    int low = i < 8 ? s[i] & 15 : s[i - 8] >> 4;
+    return low + 16 * (s[8 + i % 4] >> 2 * (i / 4) & 3) - 32;
+}
+
+/* q4_k and q5_k: 8 groups of 32: 6-bit scale and minimum each, packed into 12 bytes. */
+static int scale4(const uint8_t *s, uint32_t g, bool min)
+{
+    if (g < 4) {
+        return s[min ? g + 4 : g] & 63;
+    }
+    return min ? (s[g + 4] >> 4) + 16 * (s[g] >> 6) : (s[g + 4] & 15) + 16 * (s[g - 4] >> 6);
+}
+
+static const int iq4_nl_values[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                      1,    13,   25,  38,  53,  69,  89,  113};
+
 /* Value i of a row. */
 static double weight_value(enum bt_dtype t, const uint8_t *row, uint32_t i)
 {
@@ -29,19 +64,39 @@ static double weight_value(enum bt_dtype t, const uint8_t *row, uint32_t i)
         return (double)f;
     }
     case BT_DTYPE_Q4_0:
-        return half_value(b) * ((j < 16 ? b[2 + j] & 15 : b[2 + j - 16] >> 4) - 8);
+        return half_value(b) * (nibble(b + 2, j) - 8);
     case BT_DTYPE_Q4_1:
-        return half_value(b) * (j < 16 ? b[4 + j] & 15 : b[4 + j - 16] >> 4) + half_value(b + 2);
+        return half_value(b) * nibble(b + 4, j) + half_value(b + 2);
+    case BT_DTYPE_Q5_0:
+        return half_value(b) * (nibble(b + 6, j) + 16 * bit(b + 2, j) - 16);
+    case BT_DTYPE_Q5_1:
+        return half_value(b) * (nibble(b + 8, j) + 16 * bit(b + 4, j)) + half_value(b + 2);
+    case BT_DTYPE_IQ4_NL:
+        return half_value(b) * iq4_nl_values[nibble(b + 2, j)];
     case BT_DTYPE_Q8_0:
         return half_value(b) * (int8_t)b[2 + j];
-    case BT_DTYPE_Q4_K: {
-        /* 8 groups of 32: 6-bit scale and minimum each, packed into 12 bytes */
-        uint32_t g = j / 32;
-        const uint8_t *s = b + 4, *q = b + 16 + j / 64 * 32 + j % 32;
-        int scale = g < 4 ? s[g] & 63 : (s[g + 4] & 15) + 16 * (s[g - 4] >> 6);
-        int min = g < 4 ? s[g + 4] & 63 : (s[g + 4] >> 4) + 16 * (s[g] >> 6);
-        return half_value(b) * scale * (g % 2 ? *q >> 4 : *q & 15) - half_value(b + 2) * min;
+    case BT_DTYPE_G4:
+    case BT_DTYPE_G8: {
+        float d, m;
+        memcpy(&d, b, 4);
+        memcpy(&m, b + 4, 4);
+        return (double)d * (t == BT_DTYPE_G4 ? nibble(b + 8, j) : b[8 + j]) + (double)m;
     }
+    case BT_DTYPE_Q2_K:
+        return half_value(b + 80) * (b[j / 16] & 15) * pair(b + 16, j) -
+               half_value(b + 82) * (b[j / 16] >> 4);
+    case BT_DTYPE_Q3_K:
+        return half_value(b + 108) * scale3(b + 96, j / 16) *
+               (pair(b + 32, j) + 4 * (b[j % 32] >> j / 32 & 1) - 4);
+    case BT_DTYPE_Q4_K:
+        return half_value(b) * scale4(b + 4, j / 32, false) *
+                   (b[16 + j / 64 * 32 + j % 32] >> 4 * (j / 32 % 2) & 15) -
+               half_value(b + 2) * scale4(b + 4, j / 32, true);
+    case BT_DTYPE_Q5_K:
+        return half_value(b) * scale4(b + 4, j / 32, false) *
+                   ((b[48 + j / 64 * 32 + j % 32] >> 4 * (j / 32 % 2) & 15) +
+                    16 * (b[16 + j % 32] >> j / 32 & 1)) -
+               half_value(b + 2) * scale4(b + 4, j / 32, true);
     default: {
         /* q6_k: 128 bytes of low nibbles, 64 of high bit pairs, 16 int8 scales, d */
         uint32_t half = j / 128, r = j % 128, quarter = r / 32, l = r % 32;
@@ -77,11 +132,27 @@ static uint8_t *random_rows(enum bt_dtype t, uint32_t n, uint32_t k)
             break;
         case BT_DTYPE_F16:
         case BT_DTYPE_Q4_0:
+        case BT_DTYPE_Q5_0:
+        case BT_DTYPE_IQ4_NL:
         case BT_DTYPE_Q8_0:
             put_half(w + i);
             break;
+        case BT_DTYPE_Q2_K:
+            put_half(w + i + 80);
+            put_half(w + i + 82);
+            break;
+        case BT_DTYPE_Q3_K:
+            put_half(w + i + 108);
+            break;
         case BT_DTYPE_Q6_K:
             put_half(w + i + 208);
+            break;
+        case BT_DTYPE_G4:
+        case BT_DTYPE_G8: /* as from scales of 16 bits: sums of scale and minimum are exact */
+            f = rintf(f * 1024) / 65536;
+            memcpy(w + i, &f, 4);
+            f *= -(float)(pk_u32() % 16);
+            memcpy(w + i + 4, &f, 4);
             break;
         default:
             put_half(w + i);
@@ -212,6 +283,55 @@ static void test_values(const struct pk *p, enum bt_dtype t)
     bt_free(e);
 }
 
+/* Blocks of a group share a header, and the inputs come in another order: equal to the same matrix block by block with
+ * its inputs in place. */
+static void test_groups(const struct pk *p, enum bt_dtype t, uint32_t n, uint32_t k, uint32_t group,
+                        bool reorder)
+{
+    const size_t block = bt_dtype_block_bytes(t);
+    const uint32_t m_n = 300; /* more than are put in order at a time */
+    uint8_t *rows = random_rows(t, n, k);
+    uint32_t *perm = bt_alloc(k * sizeof(*perm));
+    float *x = pk_floats(m_n * k, -1, 1), *xp = bt_alloc(m_n * k * sizeof(float)),
+          *want = pk_floats(m_n * n, -1, 1), *y = pk_floats(m_n * n, -1, 1);
+
+    for (uint32_t i = 0; i < n * (k / 32); i++) {
+        uint32_t first = i / (k / 32) * (k / 32) + i % (k / 32) / (group / 32) * (group / 32);
+        memcpy(rows + i * block, rows + first * block, 8);
+    }
+    for (uint32_t i = 0; i < k; i++) {
+        perm[i] = reorder ? (i * 7 + 3) % k : i; /* k is no multiple of 7 */
+        for (uint32_t m = 0; m < m_n; m++) {
+            xp[m * k + i] = x[m * k + perm[i]];
+        }
+    }
+    for (int i = 0; i < p->n; i++) {
+        struct bt_k_weight_desc d = {.dtype = t,
+                                     .n_rows = n,
+                                     .n_cols = k,
+                                     .data = rows,
+                                     .for_gemm = true,
+                                     .group = group,
+                                     .perm = reorder ? perm : NULL};
+        struct bt_kweight *grouped = NULL, *plain = weight(p->k[i], t, rows, n, k);
+        CHECK_EQ(bt_k_weight_create(p->k[i], &d, &grouped, NULL), BT_OK);
+        for (uint32_t m = 1; m <= m_n; m += m == 1 ? 6 : 293) {
+            bt_k_gemm(p->k[i], want, n, xp, k, plain, NULL, m);
+            bt_k_gemm(p->k[i], y, n, x, k, grouped, NULL, m);
+            pk_same("grouped", p, i, y, want, (size_t)m * n);
+        }
+        CHECK(group == 32 || group == 96 || bt_k_weight_bytes(grouped) < bt_k_weight_bytes(plain));
+        bt_k_weight_destroy(p->k[i], grouped);
+        bt_k_weight_destroy(p->k[i], plain);
+    }
+    bt_free(rows);
+    bt_free(perm);
+    bt_free(x);
+    bt_free(xp);
+    bt_free(want);
+    bt_free(y);
+}
+
 static void test_bad_weights(struct bt_kctx *k)
 {
     uint8_t data[512] = {0};
@@ -222,6 +342,13 @@ static void test_bad_weights(struct bt_kctx *k)
 
     CHECK_EQ(bt_k_weight_create(k, &d, &w, &err), BT_ERR_INVALID);
     CHECK(strstr(err.msg, "q4_0") != NULL);
+    d = (struct bt_k_weight_desc){
+        .dtype = BT_DTYPE_G4, .n_rows = 1, .n_cols = 64, .data = data, .group = 48};
+    CHECK_EQ(bt_k_weight_create(k, &d, &w, &err), BT_ERR_INVALID);
+    uint32_t perm[64] = {64};
+    d.group = 32;
+    d.perm = perm;
+    CHECK_EQ(bt_k_weight_create(k, &d, &w, &err), BT_ERR_INVALID);
     d.n_cols = 0;
     CHECK_EQ(bt_k_weight_create(k, &d, &w, &err), BT_ERR_INVALID);
     d = (struct bt_k_weight_desc){.dtype = BT_DTYPE_COUNT, .n_rows = 1, .n_cols = 1, .data = data};
@@ -245,12 +372,19 @@ int main(void)
         test_shape(&p, type, 2, 1, plain ? 1 : 256, false);
         test_shape(&p, type, 9, 1, plain ? 2 : 256, false);
         test_shape(&p, type, 1, 700, plain ? 300 : 256, false);
-        if (!plain && type <= BT_DTYPE_Q8_0) {
+        if (!plain && bt_dtype_block_values(type) == 32) {
             test_shape(&p, type, 5, 33, 32, false);
             test_shape(&p, type, 13, 33, 288, false);
         }
     }
     test_shape(&p, BT_DTYPE_BF16, 509, 48, 259, true); /* several tasks of rows */
+    for (enum bt_dtype t = BT_DTYPE_G4; t <= BT_DTYPE_G8; t++) {
+        test_groups(&p, t, 40, 256, 128, false);
+        test_groups(&p, t, 16, 256, 64, true);
+        test_groups(&p, t, 33, 192, 96, true);  /* no power of two: headers of 32 */
+        test_groups(&p, t, 50, 544, 544, true); /* a row */
+        test_groups(&p, t, 50, 32, 32, false);
+    }
     test_bad_weights(p.k[0]);
     pk_close(&p);
     return bt_test_done();
