@@ -49,22 +49,22 @@ struct gguf_tensor_type {
 };
 
 static const struct gguf_tensor_type tensor_types[] = {
-    {0, "F32", true, BT_DTYPE_F32},       {1, "F16", true, BT_DTYPE_F16},
-    {2, "Q4_0", true, BT_DTYPE_Q4_0},     {3, "Q4_1", true, BT_DTYPE_Q4_1},
-    {6, "Q5_0", false, BT_DTYPE_F32},     {7, "Q5_1", false, BT_DTYPE_F32},
-    {8, "Q8_0", true, BT_DTYPE_Q8_0},     {9, "Q8_1", false, BT_DTYPE_F32},
-    {10, "Q2_K", false, BT_DTYPE_F32},    {11, "Q3_K", false, BT_DTYPE_F32},
-    {12, "Q4_K", true, BT_DTYPE_Q4_K},    {13, "Q5_K", false, BT_DTYPE_F32},
-    {14, "Q6_K", true, BT_DTYPE_Q6_K},    {15, "Q8_K", false, BT_DTYPE_F32},
-    {16, "IQ2_XXS", false, BT_DTYPE_F32}, {17, "IQ2_XS", false, BT_DTYPE_F32},
-    {18, "IQ3_XXS", false, BT_DTYPE_F32}, {19, "IQ1_S", false, BT_DTYPE_F32},
-    {20, "IQ4_NL", false, BT_DTYPE_F32},  {21, "IQ3_S", false, BT_DTYPE_F32},
-    {22, "IQ2_S", false, BT_DTYPE_F32},   {23, "IQ4_XS", false, BT_DTYPE_F32},
-    {24, "I8", false, BT_DTYPE_F32},      {25, "I16", false, BT_DTYPE_F32},
-    {26, "I32", false, BT_DTYPE_F32},     {27, "I64", false, BT_DTYPE_F32},
-    {28, "F64", false, BT_DTYPE_F32},     {29, "IQ1_M", false, BT_DTYPE_F32},
-    {30, "BF16", true, BT_DTYPE_BF16},    {34, "TQ1_0", false, BT_DTYPE_F32},
-    {35, "TQ2_0", false, BT_DTYPE_F32},   {39, "MXFP4", false, BT_DTYPE_F32},
+    {0, "F32", true, BT_DTYPE_F32},        {1, "F16", true, BT_DTYPE_F16},
+    {2, "Q4_0", true, BT_DTYPE_Q4_0},      {3, "Q4_1", true, BT_DTYPE_Q4_1},
+    {6, "Q5_0", true, BT_DTYPE_Q5_0},      {7, "Q5_1", true, BT_DTYPE_Q5_1},
+    {8, "Q8_0", true, BT_DTYPE_Q8_0},      {9, "Q8_1", false, BT_DTYPE_F32},
+    {10, "Q2_K", true, BT_DTYPE_Q2_K},     {11, "Q3_K", true, BT_DTYPE_Q3_K},
+    {12, "Q4_K", true, BT_DTYPE_Q4_K},     {13, "Q5_K", true, BT_DTYPE_Q5_K},
+    {14, "Q6_K", true, BT_DTYPE_Q6_K},     {15, "Q8_K", false, BT_DTYPE_F32},
+    {16, "IQ2_XXS", false, BT_DTYPE_F32},  {17, "IQ2_XS", false, BT_DTYPE_F32},
+    {18, "IQ3_XXS", false, BT_DTYPE_F32},  {19, "IQ1_S", false, BT_DTYPE_F32},
+    {20, "IQ4_NL", true, BT_DTYPE_IQ4_NL}, {21, "IQ3_S", false, BT_DTYPE_F32},
+    {22, "IQ2_S", false, BT_DTYPE_F32},    {23, "IQ4_XS", false, BT_DTYPE_F32},
+    {24, "I8", false, BT_DTYPE_F32},       {25, "I16", false, BT_DTYPE_F32},
+    {26, "I32", false, BT_DTYPE_F32},      {27, "I64", false, BT_DTYPE_F32},
+    {28, "F64", false, BT_DTYPE_F32},      {29, "IQ1_M", false, BT_DTYPE_F32},
+    {30, "BF16", true, BT_DTYPE_BF16},     {34, "TQ1_0", false, BT_DTYPE_F32},
+    {35, "TQ2_0", false, BT_DTYPE_F32},    {39, "MXFP4", false, BT_DTYPE_F32},
 };
 
 /* Bytes of one fixed-size element; 0 for strings, arrays and unknown types. */
@@ -204,7 +204,9 @@ static enum bt_status read_value(struct reader *r, struct bt_gguf_value *v)
     v->type = (enum bt_gguf_type)type;
     v->elem_type = (enum bt_gguf_type)elem;
     v->data = r->base + r->pos;
-    return skip_elems(r, (uint32_t)(type == BT_GGUF_ARRAY ? elem : type), v->count, 1);
+    st = skip_elems(r, (uint32_t)(type == BT_GGUF_ARRAY ? elem : type), v->count, 1);
+    v->bytes = (size_t)(r->base + r->pos - v->data);
+    return st;
 }
 
 static enum bt_status read_values(struct bt_gguf *g, struct reader *r, uint64_t n)
@@ -512,6 +514,17 @@ void bt_gguf_close(struct bt_gguf *g)
 const char *bt_gguf_path(const struct bt_gguf *g)
 {
     return g->path;
+}
+
+size_t bt_gguf_value_count(const struct bt_gguf *g)
+{
+    return g->n_values;
+}
+
+const struct bt_gguf_value *bt_gguf_value_at(const struct bt_gguf *g, size_t i)
+{
+    BT_ASSERT(i < g->n_values);
+    return &g->values[i];
 }
 
 size_t bt_gguf_tensor_count(const struct bt_gguf *g)

@@ -37,6 +37,7 @@ struct bt_gguf_value {
     enum bt_gguf_type elem_type; /* arrays only */
     uint64_t count;              /* elements; 1 unless an array */
     const uint8_t *data;         /* first element, unaligned, as the file encodes it */
+    size_t bytes;                /* of all elements */
 };
 
 enum bt_status bt_gguf_open(const char *path, struct bt_gguf **out,
@@ -44,6 +45,8 @@ enum bt_status bt_gguf_open(const char *path, struct bt_gguf **out,
 void bt_gguf_close(struct bt_gguf *g);
 const char *bt_gguf_path(const struct bt_gguf *g);
 
+size_t bt_gguf_value_count(const struct bt_gguf *g);
+const struct bt_gguf_value *bt_gguf_value_at(const struct bt_gguf *g, size_t i); /* in file order */
 /* NULL: no such key. */
 const struct bt_gguf_value *bt_gguf_find(const struct bt_gguf *g, const char *key);
 

@@ -186,6 +186,16 @@ bool bt_hf_is_null(const struct bt_hf *c, const char *key)
     return json_is_null(lookup(c->root, key));
 }
 
+bool bt_hf_is_empty(const struct bt_hf *c, const char *key)
+{
+    const json_t *v = get(c, key);
+
+    return v == NULL || json_is_false(v) || (json_is_string(v) && json_string_length(v) == 0) ||
+           (json_is_number(v) && json_number_value(v) == 0.0) ||
+           (json_is_array(v) && json_array_size(v) == 0) ||
+           (json_is_object(v) && json_object_size(v) == 0);
+}
+
 static bool as_int(const json_t *v, int64_t *out)
 {
     if (json_is_integer(v)) {

@@ -35,6 +35,9 @@ bool bt_hf_is_object(const struct bt_hf *c, const char *key);
 /* The key is there and null: for the few fields whose default is not null. */
 bool bt_hf_is_null(const struct bt_hf *c, const char *key);
 
+/* The key is not set, or set to something that says nothing: false, 0, "", [] or {}. */
+bool bt_hf_is_empty(const struct bt_hf *c, const char *key);
+
 /* Integers and integral reals. */
 int64_t bt_hf_int(struct bt_hf *c, const char *key, int64_t min, int64_t max, int64_t def);
 int64_t bt_hf_require_int(struct bt_hf *c, const char *key, int64_t min, int64_t max);

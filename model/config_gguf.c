@@ -8,8 +8,8 @@
 #include "model/model_int.h"
 
 static const struct bt_family *const families[] = {
-    &bt_family_llama,  &bt_family_qwen2,  &bt_family_qwen3,
-    &bt_family_gemma2, &bt_family_gemma3, &bt_family_phi3,
+    &bt_family_llama,  &bt_family_qwen2, &bt_family_qwen3,     &bt_family_gemma2,
+    &bt_family_gemma3, &bt_family_phi3,  &bt_family_qwen3_moe,
 };
 
 struct bt_meta {
@@ -90,11 +90,57 @@ double bt_meta_f64_or(struct bt_meta *g, const char *key, double def)
     return v;
 }
 
-void bt_config_gguf_no_window(struct bt_meta *g)
+void bt_config_gguf_window_all(struct bt_model *m, struct bt_meta *g)
 {
-    if (bt_meta_u32_or(g, "attention.sliding_window", 0, UINT32_MAX, 0) != 0) {
-        bt_meta_fail(g, BT_ERR_UNSUPPORTED, "attention.sliding_window",
-                     "is not supported for this architecture");
+    uint32_t window = bt_meta_u32_or(g, "attention.sliding_window", 0, UINT32_MAX, 0);
+
+    for (uint32_t i = 0; i < m->config.n_layers; i++) {
+        m->layers[i].window = window;
+    }
+}
+
+/* Routing that is not: softmax over all experts, the best few, weights that sum to 1. */
+static void refuse_routing(struct bt_meta *g)
+{
+    static const char *const keys[] = {
+        "expert_shared_count",       "expert_shared_feed_forward_length", "expert_group_count",
+        "expert_group_used_count",   "expert_chunk_feed_forward_length",  "moe_every_n_layers",
+        "interleave_moe_layer_step", "leading_dense_block_count"};
+    double scale = bt_meta_f64_or(g, "expert_weights_scale", 0.0);
+    bool norm = true;
+    char full[META_KEY_MAX];
+    struct bt_err err;
+
+    for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]); i++) {
+        if (bt_meta_f64_or(g, keys[i], 0.0) != 0.0) {
+            bt_meta_fail(g, BT_ERR_UNSUPPORTED, keys[i], "is not supported");
+        }
+    }
+    if (scale != 0.0 && scale != 1.0) {
+        bt_meta_fail(g, BT_ERR_UNSUPPORTED, "expert_weights_scale", "only 1 is supported");
+    }
+    if (bt_meta_u32_or(g, "expert_gating_func", 0, UINT32_MAX, 1) > 1) {
+        bt_meta_fail(g, BT_ERR_UNSUPPORTED, "expert_gating_func", "only softmax is supported");
+    }
+    if (bt_gguf_get_bool(g->g, full_key(g, "expert_weights_norm", full), &norm, &err) == BT_OK &&
+        !norm) {
+        bt_meta_fail(g, BT_ERR_UNSUPPORTED, "expert_weights_norm", "false is not supported");
+    }
+}
+
+void bt_config_gguf_experts(struct bt_model *m, struct bt_meta *g, const char *ffn_key)
+{
+    struct bt_model_config *c = &m->config;
+    char name[64];
+
+    c->n_experts = bt_meta_u32(g, "expert_count", 1, BT_EXPERTS_MAX);
+    c->n_experts_used = bt_meta_u32(g, "expert_used_count", 1, BT_EXPERTS_MAX);
+    c->expert_ffn_dim = bt_meta_u32(g, ffn_key, 1, BT_DIM_MAX * 4);
+    c->norm_topk = true;
+    refuse_routing(g);
+    for (uint32_t i = 0; i < c->n_layers; i++) {
+        (void)snprintf(name, sizeof(name), "blk.%u.ffn_gate_inp.weight", i);
+        m->layers[i].sparse = bt_gguf_tensor_find(m->gguf, name) != NULL;
     }
 }
 
@@ -118,7 +164,11 @@ const struct bt_family *bt_config_gguf_family(const struct bt_gguf *g, struct bt
     }
     for (size_t i = 0; i < sizeof(families) / sizeof(families[0]); i++) {
         if (str_is(arch, n, families[i]->gguf_arch)) {
-            return families[i];
+            uint64_t experts = 0;
+            bool mixture = families[i] == &bt_family_llama &&
+                           bt_gguf_get_u64(g, "llama.expert_count", &experts, err) == BT_OK &&
+                           experts > 0;
+            return mixture ? &bt_family_mixtral : families[i];
         }
     }
     (void)bt_err_set(err, BT_ERR_UNSUPPORTED, "%s: general.architecture \"%.*s\" is not supported",
@@ -129,10 +179,13 @@ const struct bt_family *bt_config_gguf_family(const struct bt_gguf *g, struct bt
 /* Keys that name arithmetic which this code does not do. */
 static void refuse_variants(struct bt_meta *g)
 {
-    static const char *const keys[] = {"expert_count",        "logit_scale",
-                                       "residual_scale",      "embedding_scale",
-                                       "attention.clamp_kqv", "attention.max_alibi_bias",
-                                       "rope.scaling.alpha",  "rope.scaling.yarn_log_multiplier"};
+    static const char *const keys[] = {"logit_scale",
+                                       "residual_scale",
+                                       "embedding_scale",
+                                       "attention.clamp_kqv",
+                                       "attention.max_alibi_bias",
+                                       "rope.scaling.alpha",
+                                       "rope.scaling.yarn_log_multiplier"};
     uint64_t splits = 1;
     bool causal = true;
     char full[META_KEY_MAX];
@@ -304,6 +357,10 @@ enum bt_status bt_config_gguf_read(struct bt_model *m, struct bt_err *err)
         g.first.status == BT_OK ? bt_config_layers_alloc(m, &g.first) : g.first.status;
     if (st == BT_OK) {
         m->family->config_gguf(m, &g);
+        if (m->config.n_experts == 0 && bt_meta_f64_or(&g, "expert_count", 0.0) != 0.0) {
+            bt_meta_fail(&g, BT_ERR_UNSUPPORTED, "expert_count",
+                         "is not supported for this architecture");
+        }
         st = g.first.status;
     }
     if (st != BT_OK) {

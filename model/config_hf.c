@@ -55,9 +55,9 @@ static enum bt_k_act read_act(struct bt_hf *c, const char *key, const char *def)
 /* Fields whose presence, or whose other value, means arithmetic that this code does not do. */
 static void refuse_variants(struct bt_hf *c)
 {
-    static const char *const absent[] = {"quantization_config", "compression_config", "text_config",
-                                         "vision_config",       "clip_qkv",           "alibi",
-                                         "attention_chunk_size"};
+    static const char *const absent[] = {
+        "compression_config", "text_config", "vision_config",
+        "clip_qkv",           "alibi",       "attention_chunk_size"};
     static const char *const off[] = {"use_bidirectional_attention", "use_qk_norm",
                                       "is_encoder_decoder", "add_cross_attention"};
 
@@ -212,6 +212,7 @@ enum bt_status bt_config_hf_read(struct bt_model *m, struct bt_hf *c, struct bt_
     struct bt_model_config *g = &m->config;
 
     refuse_variants(c);
+    bt_quant_config_read(m, c);
     read_shared(g, c);
     enum bt_status st = bt_hf_status(c, err);
     if (st == BT_OK) {

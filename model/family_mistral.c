@@ -18,6 +18,7 @@ static void bind(struct bt_binder *b, uint32_t layer)
 const struct bt_family bt_family_mistral = {
     .name = "mistral",
     .hf_type = "mistral",
+    .gguf_arch = "llama",
     .config_hf = config_hf,
     .bind = bind,
     .layer = bt_block_prenorm_layer,

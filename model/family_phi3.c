@@ -10,11 +10,7 @@ static void config_hf(struct bt_model *m, struct bt_hf *c)
 
 static void config_gguf(struct bt_model *m, struct bt_meta *g)
 {
-    uint32_t window = bt_meta_u32_or(g, "attention.sliding_window", 0, UINT32_MAX, 0);
-
-    for (uint32_t i = 0; i < m->config.n_layers; i++) {
-        m->layers[i].window = window;
-    }
+    bt_config_gguf_window_all(m, g);
 }
 
 static void bind(struct bt_binder *b, uint32_t layer)

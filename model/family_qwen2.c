@@ -10,8 +10,7 @@ static void config_hf(struct bt_model *m, struct bt_hf *c)
 
 static void config_gguf(struct bt_model *m, struct bt_meta *g)
 {
-    (void)m;
-    bt_config_gguf_no_window(g);
+    bt_config_gguf_window_all(m, g);
 }
 
 static void bind(struct bt_binder *b, uint32_t layer)

@@ -38,6 +38,12 @@ static void config_hf(struct bt_model *m, struct bt_hf *c)
     mark_sparse(m, c);
 }
 
+static void config_gguf(struct bt_model *m, struct bt_meta *g)
+{
+    bt_config_gguf_window_all(m, g);
+    bt_config_gguf_experts(m, g, "expert_feed_forward_length");
+}
+
 static void bind(struct bt_binder *b, uint32_t layer)
 {
     struct bt_model *m = bt_bind_model(b);
@@ -50,16 +56,21 @@ static void bind(struct bt_binder *b, uint32_t layer)
         bt_bind_mlp(b, layer);
         return;
     }
-    bt_bind_linear(b, &l->router, "mlp.gate", "", c->n_experts, c->dim, false);
-    bt_bind_experts(b, &l->expert_gate, "mlp.experts", "gate_proj", c->expert_ffn_dim, c->dim);
-    bt_bind_experts(b, &l->expert_up, "mlp.experts", "up_proj", c->expert_ffn_dim, c->dim);
-    bt_bind_experts(b, &l->expert_down, "mlp.experts", "down_proj", c->dim, c->expert_ffn_dim);
+    bt_bind_linear(b, &l->router, "mlp.gate", "ffn_gate_inp", c->n_experts, c->dim, false);
+    bt_bind_experts(b, &l->expert_gate, "mlp.experts", "gate_proj", "ffn_gate", c->expert_ffn_dim,
+                    c->dim);
+    bt_bind_experts(b, &l->expert_up, "mlp.experts", "up_proj", "ffn_up", c->expert_ffn_dim,
+                    c->dim);
+    bt_bind_experts(b, &l->expert_down, "mlp.experts", "down_proj", "ffn_down", c->dim,
+                    c->expert_ffn_dim);
 }
 
 const struct bt_family bt_family_qwen3_moe = {
     .name = "qwen3_moe",
     .hf_type = "qwen3_moe",
+    .gguf_arch = "qwen3moe",
     .config_hf = config_hf,
+    .config_gguf = config_gguf,
     .bind = bind,
     .layer = bt_block_prenorm_layer,
 };

@@ -41,10 +41,11 @@ static void add_config(struct bt_buf *b, const struct bt_model *m)
     }
 }
 
-static uint64_t hash_tensor(const struct bt_tensor *t, uint64_t h)
+static uint64_t hash_slot(const struct bt_slot *s, uint64_t h)
 {
-    const uint8_t *p = t->data;
-    size_t n = t->bytes < SAMPLE_BYTES ? t->bytes : SAMPLE_BYTES;
+    const struct bt_tensor *t = s->tensor;
+    const uint8_t *p = s->data;
+    size_t n = s->bytes < SAMPLE_BYTES ? s->bytes : SAMPLE_BYTES;
     uint8_t dims[BT_TENSOR_DIMS_MAX * 8];
 
     for (uint32_t i = 0; i < t->n_dims; i++) {
@@ -56,8 +57,24 @@ static uint64_t hash_tensor(const struct bt_tensor *t, uint64_t h)
     h = bt_hash64(t->type_name, strlen(t->type_name), h);
     h = bt_hash64(dims, t->n_dims * 8, h);
     h = bt_hash64(p, n, h);
-    h = bt_hash64(p + (t->bytes - n) / 2, n, h);
-    return bt_hash64(p + t->bytes - n, n, h);
+    h = bt_hash64(p + (s->bytes - n) / 2, n, h);
+    return bt_hash64(p + s->bytes - n, n, h);
+}
+
+static uint64_t hash_quant(const struct bt_quant *q, uint64_t h)
+{
+    const struct bt_tensor *parts[] = {q->q, q->scale, q->zero, q->index};
+    uint32_t how[] = {(uint32_t)q->c.kind, q->c.bits, q->group, q->c.zero_added};
+
+    h = bt_hash64(how, sizeof(how), h);
+    for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
+        if (parts[i] != NULL) {
+            struct bt_slot s = {
+                .tensor = parts[i], .data = parts[i]->data, .bytes = parts[i]->bytes};
+            h = hash_slot(&s, h);
+        }
+    }
+    return h;
 }
 
 enum bt_status bt_fingerprint(struct bt_model *m, struct bt_err *err)
@@ -75,10 +92,10 @@ enum bt_status bt_fingerprint(struct bt_model *m, struct bt_err *err)
         h = bt_hash64(m->rope_divisors, m->config.ropes[0].dim / 2 * sizeof(float), h);
     }
     for (size_t i = 0; i < m->n_slots; i++) {
-        const struct bt_tensor *t = m->slots[i].tensor;
-        h = hash_tensor(t, h);
-        m->info.n_params += bt_tensor_values(t);
-        m->info.weight_bytes += t->bytes;
+        const struct bt_slot *s = &m->slots[i];
+        h = s->quant != NULL ? hash_quant(s->quant, h) : hash_slot(s, h);
+        m->info.n_params += (uint64_t)s->n_rows * s->n_cols;
+        m->info.weight_bytes += s->bytes;
     }
     m->info.fingerprint = h;
     return BT_OK;

@@ -46,6 +46,33 @@ struct bt_model_config {
     int64_t bos;
 };
 
+enum bt_quant_kind {
+    BT_QUANT_NONE,
+    BT_QUANT_GPTQ, /* qweight [K / per word, N], qzeros [groups, N / per word], scales [groups, N] */
+    BT_QUANT_AWQ,  /* qweight [K, N / 8], qzeros [groups, N / 8], scales [groups, N] */
+    BT_QUANT_CT_INT,    /* weight int8 [N, K], weight_scale [N, groups] */
+    BT_QUANT_CT_PACKED, /* weight_packed [N, K / per word], weight_scale [N, groups] */
+};
+
+/* quantization_config of a HF directory: how its quantised matrices are to be read. */
+struct bt_quant_config {
+    enum bt_quant_kind kind;
+    uint32_t bits;       /* 4 or 8 */
+    uint32_t group;      /* input values that share a scale; 0: a whole row */
+    uint32_t zero_added; /* what the file's zero points are short of */
+};
+
+/* One quantised matrix [n_rows N, n_cols K] as its file has it. Value (n, k) is scale * (q - zero). */
+struct bt_quant {
+    struct bt_quant_config c;
+    const struct bt_tensor *q, *scale;
+    const struct bt_tensor *zero;  /* NULL: the middle of the range */
+    const struct bt_tensor *index; /* group of each k; NULL: in order */
+    uint32_t n_rows, n_cols, group;
+    uint32_t *
+        perm; /* place k of the matrix holds input perm[k], so that groups lie together; NULL: in order */
+};
+
 struct bt_linear {
     struct bt_kweight *w; /* [n_out, n_in]; NULL: this layer has none */
     float *bias;          /* device [n_out] or NULL */
@@ -70,8 +97,13 @@ struct bt_layer {
 /* A tensor that the model uses and where its device form goes. */
 struct bt_slot {
     const struct bt_tensor *tensor;
-    const void *data;
-    uint32_t n_rows, n_cols; /* vectors: 1, length */
+    const char *
+        gguf_name; /* of the tensor in a GGUF file; experts of one matrix have the same. The model's arena */
+    const char *hf_name; /* likewise */
+    const void *data;    /* the tensor's, or a slice of it */
+    size_t bytes;
+    uint32_t n_rows, n_cols;      /* vectors: 1, length */
+    const struct bt_quant *quant; /* NULL: data is what the kernels take */
     bool for_gemm, for_embed;
     struct bt_kweight **weight; /* exactly one of these two is not NULL */
     float **vector;
@@ -106,6 +138,7 @@ struct bt_model {
     struct bt_gguf *gguf;
     struct bt_arena arena; /* layers, slots, expert arrays */
     struct bt_model_config config;
+    struct bt_quant_config quant;
     struct bt_layer *layers;
     float *rope_divisors; /* [ropes[0].dim / 2] or NULL */
     struct bt_rope_table ropes[BT_ROPES_MAX];
@@ -151,8 +184,11 @@ uint32_t bt_meta_u32_or(struct bt_meta *g, const char *key, uint32_t min, uint32
                         uint32_t def);
 double bt_meta_f64_or(struct bt_meta *g, const char *key, double def);
 bool bt_meta_has(struct bt_meta *g, const char *key);
-/* Refuses a sliding window: llama and the qwen families have none in GGUF files. */
-void bt_config_gguf_no_window(struct bt_meta *g);
+/* attention.sliding_window, where there is one, on every layer. */
+void bt_config_gguf_window_all(struct bt_model *m, struct bt_meta *g);
+/* Experts: their number, how many a token gets, their width; the layers with a router are sparse.
+ * ffn_key: where the width stands. */
+void bt_config_gguf_experts(struct bt_model *m, struct bt_meta *g, const char *ffn_key);
 const struct bt_gguf *bt_meta_file(const struct bt_meta *g);
 void bt_meta_fail(struct bt_meta *g, enum bt_status st, const char *key, const char *text);
 
@@ -169,9 +205,10 @@ struct bt_model *bt_bind_model(struct bt_binder *b);
 void bt_bind_vector(struct bt_binder *b, float **dst, const char *hf, const char *gguf, uint32_t n);
 void bt_bind_linear(struct bt_binder *b, struct bt_linear *dst, const char *hf, const char *gguf,
                     uint32_t n_out, uint32_t n_in, bool bias);
-/* Expert matrices, one tensor each: hf_stem.N.hf_suffix. */
+/* Expert matrices. HF: one tensor each, hf_stem.N.hf_suffix. GGUF: one tensor for all, gguf_stem_exps
+ * [n_experts, n_out, n_in]; in older files gguf_stem.N each. */
 void bt_bind_experts(struct bt_binder *b, struct bt_kweight ***dst, const char *hf_stem,
-                     const char *hf_suffix, uint32_t n_out, uint32_t n_in);
+                     const char *hf_suffix, const char *gguf_stem, uint32_t n_out, uint32_t n_in);
 enum bt_status bt_weights_bind(struct bt_model *m, struct bt_err *err) BT_NODISCARD;
 void bt_weights_unload(struct bt_model *m, bool wrong_panels);
 const struct bt_tensor *bt_weights_find(const struct bt_model *m, const char *name);
@@ -180,7 +217,34 @@ const struct bt_tensor *bt_weights_find(const struct bt_model *m, const char *na
 void bt_panels_open(struct bt_model *m, const struct bt_model_load_opts *o);
 void bt_panels_close(struct bt_model *m, bool wrong); /* wrong: nobody shall use the file again */
 size_t bt_panels_bytes(struct bt_model *m, const struct bt_slot *s); /* its share of the file */
+/* data: NULL for a quantised matrix, whose rows are yet to be made. */
 struct bt_k_weight_desc bt_slot_desc(const struct bt_slot *s);
+
+/* What a binder's helpers are to other files: weights.c. The first error sticks; NULL after one. */
+const struct bt_tensor *bt_bind_take(struct bt_binder *b, const char *name, bool any_type);
+void bt_bind_fail(struct bt_binder *b, enum bt_status st, const struct bt_tensor *t,
+                  const char *fmt, ...) BT_PRINTF(4, 5);
+void bt_bind_check_shape(struct bt_binder *b, const struct bt_tensor *t, uint32_t n_dims,
+                         const uint64_t *shape);
+void bt_bind_no_memory(struct bt_binder *b);
+
+/* n values of type F32, F16 or BF16, at any alignment. */
+void bt_plain_to_f32(float *out, const void *from, enum bt_dtype dtype, size_t n);
+
+/* quant_config.c: reads quantization_config, where there is one, and refuses what it cannot read. */
+void bt_quant_config_read(struct bt_model *m, struct bt_hf *c);
+/* quant_bind.c: the quantised form of the matrix stem + ".weight", in m's arena; NULL when the file
+ * has it plain, or after an error. */
+const struct bt_quant *bt_quant_bind(struct bt_binder *b, const char *stem, uint32_t n_rows,
+                                     uint32_t n_cols);
+/* Bytes of q, scales and zero points. */
+size_t bt_quant_bytes(const struct bt_quant *q);
+/* quant_rows.c: G4 or G8, and the matrix as rows of such blocks (its columns in the order of perm), in memory that
+ * bt_free frees. */
+enum bt_dtype bt_quant_dtype(const struct bt_quant *q);
+enum bt_status bt_quant_rows(const struct bt_quant *q, void **rows,
+                             struct bt_err *err) BT_NODISCARD;
+
 /* fingerprint.c: fills fingerprint, n_params, weight_bytes. */
 enum bt_status bt_fingerprint(struct bt_model *m, struct bt_err *err) BT_NODISCARD;
 

@@ -14,12 +14,21 @@ static const size_t ALIGN = 4096; /* a weight begins on a page of its own */
 
 struct bt_k_weight_desc bt_slot_desc(const struct bt_slot *s)
 {
-    return (struct bt_k_weight_desc){.dtype = s->tensor->dtype,
-                                     .n_rows = s->n_rows,
-                                     .n_cols = s->n_cols,
-                                     .data = s->data,
-                                     .for_gemm = s->for_gemm,
-                                     .for_embed = s->for_embed};
+    const struct bt_quant *q = s->quant;
+    struct bt_k_weight_desc d = {.dtype = s->tensor->dtype,
+                                 .n_rows = s->n_rows,
+                                 .n_cols = s->n_cols,
+                                 .data = s->data,
+                                 .for_gemm = s->for_gemm,
+                                 .for_embed = s->for_embed};
+
+    if (q != NULL) {
+        d.dtype = bt_quant_dtype(q);
+        d.data = NULL;
+        d.group = q->group;
+        d.perm = q->perm;
+    }
+    return d;
 }
 
 size_t bt_panels_bytes(struct bt_model *m, const struct bt_slot *s)

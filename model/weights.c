@@ -18,6 +18,8 @@ struct bt_binder {
     bool *used;    /* [tensors in the file] */
     enum bt_status st;
     struct bt_err *err;
+    /* Names of what is bound next, in both formats. */
+    char hf_name[TENSOR_NAME_MAX], gguf_name[TENSOR_NAME_MAX];
 };
 
 struct bt_model *bt_bind_model(struct bt_binder *b)
@@ -40,11 +42,8 @@ const struct bt_tensor *bt_weights_find(const struct bt_model *m, const char *na
     return m->st != NULL ? bt_st_find(m->st, name) : bt_gguf_tensor_find(m->gguf, name);
 }
 
-static void fail(struct bt_binder *b, enum bt_status st, const struct bt_tensor *t, const char *fmt,
-                 ...) BT_PRINTF(4, 5);
-
-static void fail(struct bt_binder *b, enum bt_status st, const struct bt_tensor *t, const char *fmt,
-                 ...)
+void bt_bind_fail(struct bt_binder *b, enum bt_status st, const struct bt_tensor *t,
+                  const char *fmt, ...)
 {
     char text[256];
     va_list ap;
@@ -57,7 +56,7 @@ static void fail(struct bt_binder *b, enum bt_status st, const struct bt_tensor 
     }
 }
 
-static void no_memory(struct bt_binder *b)
+void bt_bind_no_memory(struct bt_binder *b)
 {
     if (b->st == BT_OK) {
         b->st = bt_err_set(b->err, BT_ERR_NOMEM, "%s: out of memory", b->m->path);
@@ -65,7 +64,7 @@ static void no_memory(struct bt_binder *b)
 }
 
 /* Finds a tensor that must exist, and marks it used. NULL after an error. */
-static const struct bt_tensor *take(struct bt_binder *b, const char *name)
+const struct bt_tensor *bt_bind_take(struct bt_binder *b, const char *name, bool any_type)
 {
     if (b->st != BT_OK) {
         return NULL;
@@ -76,15 +75,15 @@ static const struct bt_tensor *take(struct bt_binder *b, const char *name)
         return NULL;
     }
     b->used[t - tensor_at(b->m, 0)] = true;
-    if (!t->supported) {
-        fail(b, BT_ERR_UNSUPPORTED, t, "type %s is not supported", t->type_name);
+    if (!t->supported && !any_type) {
+        bt_bind_fail(b, BT_ERR_UNSUPPORTED, t, "type %s is not supported", t->type_name);
         return NULL;
     }
     return t;
 }
 
-static void check_shape(struct bt_binder *b, const struct bt_tensor *t, uint32_t n_dims,
-                        const uint64_t *shape)
+void bt_bind_check_shape(struct bt_binder *b, const struct bt_tensor *t, uint32_t n_dims,
+                         const uint64_t *shape)
 {
     char have[128] = "", want[128] = "";
     size_t h = 0, w = 0;
@@ -104,9 +103,10 @@ static void check_shape(struct bt_binder *b, const struct bt_tensor *t, uint32_t
         w += (size_t)snprintf(want + w, sizeof(want) - w, "%s%llu", i ? ", " : "",
                               (unsigned long long)shape[i]);
     }
-    fail(b, BT_ERR_INVALID, t, "shape [%s], expected [%s]", have, want);
+    bt_bind_fail(b, BT_ERR_INVALID, t, "shape [%s], expected [%s]", have, want);
 }
 
+/* A slot that knows its names. NULL: out of memory. */
 static struct bt_slot *push_slot(struct bt_binder *b)
 {
     struct bt_model *m = b->m;
@@ -115,104 +115,174 @@ static struct bt_slot *push_slot(struct bt_binder *b)
         size_t cap = m->cap_slots == 0 ? 256 : m->cap_slots * 2;
         struct bt_slot *p = bt_realloc(m->slots, cap * sizeof(*p));
         if (p == NULL) {
-            no_memory(b);
+            bt_bind_no_memory(b);
             return NULL;
         }
         m->slots = p;
         m->cap_slots = cap;
     }
-    return &m->slots[m->n_slots++];
+    struct bt_slot *s = &m->slots[m->n_slots];
+    *s = (struct bt_slot){.gguf_name =
+                              bt_arena_strndup(&m->arena, b->gguf_name, strlen(b->gguf_name)),
+                          .hf_name = bt_arena_strndup(&m->arena, b->hf_name, strlen(b->hf_name))};
+    if (s->gguf_name == NULL || s->hf_name == NULL) {
+        bt_bind_no_memory(b);
+        return NULL;
+    }
+    m->n_slots++;
+    return s;
 }
 
-/* The file's name of a tensor: layer prefix, stem, suffix. */
-static const char *full_name(const struct bt_binder *b, const char *hf, const char *gguf,
-                             const char *suffix, char out[TENSOR_NAME_MAX])
+/* Notes both names of a tensor (layer prefix, stem, suffix) and returns the file's. */
+static const char *full_name(struct bt_binder *b, const char *hf, const char *gguf,
+                             const char *suffix)
 {
-    bool st = b->m->st != NULL;
-    const char *stem = st ? hf : gguf;
-
     if (b->layer < 0) {
-        (void)snprintf(out, TENSOR_NAME_MAX, "%s%s", stem, suffix);
+        (void)snprintf(b->hf_name, TENSOR_NAME_MAX, "%s%s", hf, suffix);
+        (void)snprintf(b->gguf_name, TENSOR_NAME_MAX, "%s%s", gguf, suffix);
     } else {
-        (void)snprintf(out, TENSOR_NAME_MAX, "%s.%lld.%s%s", st ? "model.layers" : "blk",
-                       (long long)b->layer, stem, suffix);
+        (void)snprintf(b->hf_name, TENSOR_NAME_MAX, "model.layers.%lld.%s%s", (long long)b->layer,
+                       hf, suffix);
+        (void)snprintf(b->gguf_name, TENSOR_NAME_MAX, "blk.%lld.%s%s", (long long)b->layer, gguf,
+                       suffix);
     }
-    return out;
+    return b->m->st != NULL ? b->hf_name : b->gguf_name;
 }
 
 static void bind_vector(struct bt_binder *b, float **dst, const char *name, uint32_t n)
 {
-    const struct bt_tensor *t = take(b, name);
+    const struct bt_tensor *t = bt_bind_take(b, name, false);
 
     if (t == NULL) {
         return;
     }
     if (t->dtype > BT_DTYPE_BF16) {
-        fail(b, BT_ERR_UNSUPPORTED, t, "a vector of type %s", t->type_name);
+        bt_bind_fail(b, BT_ERR_UNSUPPORTED, t, "a vector of type %s", t->type_name);
         return;
     }
-    check_shape(b, t, 1, (const uint64_t[]){n});
+    bt_bind_check_shape(b, t, 1, (const uint64_t[]){n});
     struct bt_slot *s = b->st == BT_OK ? push_slot(b) : NULL;
     if (s != NULL) {
-        *s =
-            (struct bt_slot){.tensor = t, .data = t->data, .n_rows = 1, .n_cols = n, .vector = dst};
+        s->tensor = t;
+        s->data = t->data;
+        s->bytes = t->bytes;
+        s->n_rows = 1;
+        s->n_cols = n;
+        s->vector = dst;
     }
+}
+
+/* name + ".weight" in the quantised form. False: it is plain. */
+static bool bind_quantised(struct bt_binder *b, struct bt_kweight **dst, const char *name,
+                           uint32_t n_rows, uint32_t n_cols)
+{
+    char stem[TENSOR_NAME_MAX];
+
+    (void)snprintf(stem, sizeof(stem), "%.*s", (int)(strlen(name) - strlen(".weight")), name);
+    const struct bt_quant *q = b->st == BT_OK ? bt_quant_bind(b, stem, n_rows, n_cols) : NULL;
+    struct bt_slot *s = q != NULL && b->st == BT_OK ? push_slot(b) : NULL;
+    if (s != NULL) {
+        s->tensor = q->q;
+        s->data = q->q->data;
+        s->bytes = bt_quant_bytes(q);
+        s->n_rows = n_rows;
+        s->n_cols = n_cols;
+        s->quant = q;
+        s->for_gemm = true;
+        s->weight = dst;
+    }
+    return q != NULL;
 }
 
 static void bind_matrix(struct bt_binder *b, struct bt_kweight **dst, const char *name,
                         uint32_t n_rows, uint32_t n_cols, bool for_gemm, bool for_embed)
 {
-    const struct bt_tensor *t = take(b, name);
+    if (b->m->quant.kind != BT_QUANT_NONE && !for_embed &&
+        bind_quantised(b, dst, name, n_rows, n_cols)) {
+        return;
+    }
+    const struct bt_tensor *t = bt_bind_take(b, name, false);
 
     if (t == NULL) {
         return;
     }
-    check_shape(b, t, 2, (const uint64_t[]){n_rows, n_cols});
+    bt_bind_check_shape(b, t, 2, (const uint64_t[]){n_rows, n_cols});
     struct bt_slot *s = b->st == BT_OK ? push_slot(b) : NULL;
     if (s != NULL) {
-        *s = (struct bt_slot){.tensor = t,
-                              .data = t->data,
-                              .n_rows = n_rows,
-                              .n_cols = n_cols,
-                              .for_gemm = for_gemm,
-                              .for_embed = for_embed,
-                              .weight = dst};
+        s->tensor = t;
+        s->data = t->data;
+        s->bytes = t->bytes;
+        s->n_rows = n_rows;
+        s->n_cols = n_cols;
+        s->for_gemm = for_gemm;
+        s->for_embed = for_embed;
+        s->weight = dst;
     }
 }
 
 void bt_bind_vector(struct bt_binder *b, float **dst, const char *hf, const char *gguf, uint32_t n)
 {
-    char name[TENSOR_NAME_MAX];
-
-    bind_vector(b, dst, full_name(b, hf, gguf, ".weight", name), n);
+    bind_vector(b, dst, full_name(b, hf, gguf, ".weight"), n);
 }
 
 void bt_bind_linear(struct bt_binder *b, struct bt_linear *dst, const char *hf, const char *gguf,
                     uint32_t n_out, uint32_t n_in, bool bias)
 {
-    char name[TENSOR_NAME_MAX];
+    bind_matrix(b, &dst->w, full_name(b, hf, gguf, ".weight"), n_out, n_in, true, false);
+    const char *name = full_name(b, hf, gguf, ".bias");
+    /* Some quantisers give every matrix a bias, of zeros where the model has none. */
+    if (bias || (b->m->quant.kind != BT_QUANT_NONE && bt_weights_find(b->m, name) != NULL)) {
+        bind_vector(b, &dst->bias, name, n_out);
+    }
+}
 
-    bind_matrix(b, &dst->w, full_name(b, hf, gguf, ".weight", name), n_out, n_in, true, false);
-    if (bias) {
-        bind_vector(b, &dst->bias, full_name(b, hf, gguf, ".bias", name), n_out);
+/* The slices of one tensor [n_experts, n_out, n_in], a matrix for each expert. */
+static void bind_slices(struct bt_binder *b, struct bt_kweight **dst, const char *name,
+                        uint32_t n_out, uint32_t n_in)
+{
+    uint32_t n = b->m->config.n_experts;
+    const struct bt_tensor *t = bt_bind_take(b, name, false);
+
+    if (t == NULL) {
+        return;
+    }
+    bt_bind_check_shape(b, t, 3, (const uint64_t[]){n, n_out, n_in});
+    for (uint32_t e = 0; e < n && b->st == BT_OK; e++) {
+        struct bt_slot *s = push_slot(b);
+        if (s != NULL) {
+            s->tensor = t;
+            s->data = (const uint8_t *)t->data + t->bytes / n * e;
+            s->bytes = t->bytes / n;
+            s->n_rows = n_out;
+            s->n_cols = n_in;
+            s->for_gemm = true;
+            s->weight = &dst[e];
+        }
     }
 }
 
 void bt_bind_experts(struct bt_binder *b, struct bt_kweight ***dst, const char *hf_stem,
-                     const char *hf_suffix, uint32_t n_out, uint32_t n_in)
+                     const char *hf_suffix, const char *gguf_stem, uint32_t n_out, uint32_t n_in)
 {
     uint32_t n = b->m->config.n_experts;
-    char stem[TENSOR_NAME_MAX], name[TENSOR_NAME_MAX];
+    char hf[TENSOR_NAME_MAX], all[TENSOR_NAME_MAX], one[TENSOR_NAME_MAX];
 
     *dst = bt_arena_zalloc(&b->m->arena, n * sizeof(**dst));
     if (*dst == NULL) {
-        no_memory(b);
+        bt_bind_no_memory(b);
+        return;
+    }
+    (void)snprintf(all, sizeof(all), "%s_exps", gguf_stem);
+    const char *name = full_name(b, "", all, ".weight");
+    if (b->m->gguf != NULL && bt_weights_find(b->m, name) != NULL) {
+        bind_slices(b, *dst, name, n_out, n_in);
         return;
     }
     for (uint32_t e = 0; e < n; e++) {
-        (void)snprintf(stem, sizeof(stem), "%s.%u.%s", hf_stem, e, hf_suffix);
-        bind_matrix(b, &(*dst)[e], full_name(b, stem, stem, ".weight", name), n_out, n_in, true,
-                    false);
+        (void)snprintf(hf, sizeof(hf), "%s.%u.%s", hf_stem, e, hf_suffix);
+        (void)snprintf(one, sizeof(one), "%s.%u", gguf_stem, e);
+        name = full_name(b, hf, b->m->gguf != NULL ? one : all, ".weight");
+        bind_matrix(b, &(*dst)[e], name, n_out, n_in, true, false);
     }
 }
 
@@ -231,7 +301,8 @@ static void check_unused(struct bt_binder *b)
                         strcmp(t->name, "rope_freqs.weight") == 0 ||
                         (b->m->config.tied && strcmp(t->name, "lm_head.weight") == 0);
         if (!b->used[i] && !harmless) {
-            fail(b, BT_ERR_UNSUPPORTED, t, "a %s model has no use for it", b->m->family->name);
+            bt_bind_fail(b, BT_ERR_UNSUPPORTED, t, "a %s model has no use for it",
+                         b->m->family->name);
         }
     }
 }
@@ -240,17 +311,16 @@ enum bt_status bt_weights_bind(struct bt_model *m, struct bt_err *err)
 {
     struct bt_binder b = {.m = m, .layer = -1, .err = err};
     const struct bt_model_config *c = &m->config;
-    bool st = m->st != NULL;
 
     b.used = bt_calloc(tensor_count(m) + 1, 1);
     if (b.used == NULL) {
         return bt_err_set(err, BT_ERR_NOMEM, "%s: out of memory", m->path);
     }
-    bind_matrix(&b, &m->embed, st ? "model.embed_tokens.weight" : "token_embd.weight", c->vocab,
-                c->dim, c->tied, true);
+    bind_matrix(&b, &m->embed, full_name(&b, "model.embed_tokens", "token_embd", ".weight"),
+                c->vocab, c->dim, c->tied, true);
     if (!c->tied) {
-        bind_matrix(&b, &m->output, st ? "lm_head.weight" : "output.weight", c->vocab, c->dim, true,
-                    false);
+        bind_matrix(&b, &m->output, full_name(&b, "lm_head", "output", ".weight"), c->vocab, c->dim,
+                    true, false);
     }
     bt_bind_vector(&b, &m->final_norm, "model.norm", "output_norm", c->dim);
     for (uint32_t i = 0; i < c->n_layers && b.st == BT_OK; i++) {
@@ -276,18 +346,18 @@ static float f16_value(uint16_t h)
     return f;
 }
 
-static void to_f32(float *out, const struct bt_slot *s)
+void bt_plain_to_f32(float *out, const void *from, enum bt_dtype dtype, size_t n)
 {
-    const uint8_t *p = s->data;
+    const uint8_t *p = from;
 
-    if (s->tensor->dtype == BT_DTYPE_F32) {
-        memcpy(out, p, s->n_cols * sizeof(float));
+    if (dtype == BT_DTYPE_F32) {
+        memcpy(out, p, n * sizeof(float));
         return;
     }
-    for (uint32_t i = 0; i < s->n_cols; i++) {
+    for (size_t i = 0; i < n; i++) {
         uint16_t h;
-        memcpy(&h, p + 2 * (size_t)i, 2);
-        if (s->tensor->dtype == BT_DTYPE_F16) {
+        memcpy(&h, p + 2 * i, 2);
+        if (dtype == BT_DTYPE_F16) {
             out[i] = f16_value(h);
         } else {
             uint32_t bits = (uint32_t)h << 16;
@@ -306,7 +376,7 @@ static enum bt_status load_vector(struct bt_model *m, struct bt_slot *s, struct 
         bt_free(host);
         return bt_err_set(err, BT_ERR_NOMEM, "out of memory");
     }
-    to_f32(host, s);
+    bt_plain_to_f32(host, s->data, s->tensor->dtype, s->n_cols);
     bt_k_write(m->k, *s->vector, host, bytes);
     bt_free(host);
     return BT_OK;
@@ -325,10 +395,16 @@ static enum bt_status load_slot(struct bt_model *m, struct bt_slot *s, size_t at
         d.panels = bt_panel_file_data(m->panels) + at;
         d.panels_ready = bt_panel_file_ready(m->panels);
     }
-    enum bt_status st = bt_k_weight_create(m->k, &d, s->weight, err);
+    void *rows = NULL;
+    enum bt_status st = s->quant != NULL ? bt_quant_rows(s->quant, &rows, err) : BT_OK;
+    d.data = rows != NULL ? rows : d.data;
+    if (st == BT_OK) {
+        st = bt_k_weight_create(m->k, &d, s->weight, err);
+    }
+    bt_free(rows);
     if (st == BT_OK) {
         m->packed.bytes += bt_k_weight_bytes(*s->weight);
-        bt_file_map_forget(s->data, s->tensor->bytes);
+        bt_file_map_forget(s->data, s->quant != NULL ? s->tensor->bytes : s->bytes);
     }
     return st;
 }
@@ -348,7 +424,7 @@ static enum bt_status load_slots(struct bt_model *m, const struct bt_model_load_
             return st;
         }
         at += bt_panels_bytes(m, s);
-        done += s->tensor->bytes;
+        done += s->bytes;
         if (m->panels != NULL && !bt_panel_file_ready(m->panels)) {
             bt_panel_file_progress(m->panels, at);
         }

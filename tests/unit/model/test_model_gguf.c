@@ -172,11 +172,11 @@ static void test_refused(void)
     expect(&(struct edit){.arch = "mamba"}, BT_ERR_UNSUPPORTED, "general.architecture \"mamba\"");
     expect(&(struct edit){.skip_key = "block_count"}, BT_ERR_INVALID,
            "key llama.block_count: missing");
-    expect(&(struct edit){.key = "llama.expert_count", .u32 = 8}, BT_ERR_UNSUPPORTED,
-           "llama.expert_count");
+    expect(&(struct edit){.key = "llama.expert_count", .u32 = 8}, BT_ERR_INVALID,
+           "llama.expert_used_count: missing");
+    expect(&(struct edit){.arch = "qwen2", .key = "qwen2.expert_count", .u32 = 8},
+           BT_ERR_UNSUPPORTED, "qwen2.expert_count");
     expect(&(struct edit){.key = "split.count", .u32 = 2}, BT_ERR_UNSUPPORTED, "split.count");
-    expect(&(struct edit){.key = "llama.attention.sliding_window", .u32 = 8}, BT_ERR_UNSUPPORTED,
-           "sliding_window");
     expect(&(struct edit){.key = "llama.rope.scaling.type", .str = "longrope"}, BT_ERR_UNSUPPORTED,
            "llama.rope.scaling.type");
     expect(&(struct edit){.key = "llama.rope.scaling.type", .str = "yarn"}, BT_ERR_INVALID,
@@ -185,8 +185,8 @@ static void test_refused(void)
            "llama.attention.key_length");
     expect(&(struct edit){.key = "llama.rope.dimension_count", .u32 = 16}, BT_ERR_INVALID,
            "rope turns 16 of 8");
-    expect(&(struct edit){.tensor = "blk.1.ffn_up.weight", .tensor_type = 13}, BT_ERR_UNSUPPORTED,
-           "tensor blk.1.ffn_up.weight: type Q5_K is not supported");
+    expect(&(struct edit){.tensor = "blk.1.ffn_up.weight", .tensor_type = 15}, BT_ERR_UNSUPPORTED,
+           "tensor blk.1.ffn_up.weight: type Q8_K is not supported");
     expect(&(struct edit){.tensor = "blk.0.attn_norm.weight", .tensor_type = 8}, BT_ERR_UNSUPPORTED,
            "tensor blk.0.attn_norm.weight: a vector of type Q8_0");
     expect(&(struct edit){.arch = "qwen3"}, BT_ERR_INVALID, "no tensor blk.0.attn_q_norm.weight");

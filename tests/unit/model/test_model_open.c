@@ -153,7 +153,8 @@ static void test_bad_config(void)
     expect(&t, edited("LlamaForCausalLM", "LlamaForSequenceClassification"), BT_ERR_UNSUPPORTED,
            "architectures");
     expect(&t, edited("silu", "relu2"), BT_ERR_UNSUPPORTED, "hidden_act: activation \"relu2\"");
-    expect(&t, with("\"quantization_config\": {}"), BT_ERR_UNSUPPORTED, "quantization_config");
+    expect(&t, with("\"quantization_config\": {}"), BT_ERR_UNSUPPORTED,
+           "quantization_config.quant_method: \"\" is not supported");
     expect(&t, with("\"use_bidirectional_attention\": true"), BT_ERR_UNSUPPORTED,
            "use_bidirectional_attention");
     expect(&t, with("\"rope_scaling\": {\"rope_type\": \"dynamic\", \"factor\": 2}"),
@@ -189,6 +190,40 @@ static void test_bad_config(void)
     expect(&t, edited("\"llama\"", "\"gemma3_text\", \"attn_logit_softcapping\": 5.0"),
            BT_ERR_UNSUPPORTED, "attn_logit_softcapping");
     expect(&t, "{", BT_ERR_INVALID, "config.json: byte");
+}
+
+/* body: members of quantization_config. */
+static void expect_quant(const struct tiny_model *t, const char *body, const char *text)
+{
+    char member[512];
+
+    (void)snprintf(member, sizeof(member), "\"quantization_config\": {%s}", body);
+    expect(t, with(member), BT_ERR_UNSUPPORTED, text);
+}
+
+#define GPTQ "\"quant_method\": \"gptq\", \"bits\": 4"
+#define AWQ  "\"quant_method\": \"awq\", \"bits\": 4"
+#define CT(weights)                                                                                \
+    "\"quant_method\": \"compressed-tensors\", \"config_groups\": {\"group_0\": {\"weights\": "    \
+    "{" weights "}}}"
+
+static void test_quant_refused(void)
+{
+    struct tiny_model t;
+
+    tiny_llama(&t);
+    expect_quant(&t, "\"quant_method\": \"gptq\", \"bits\": 3", "quantization_config.bits: 3");
+    expect_quant(&t, GPTQ ", \"group_size\": 48", "quantization_config.group_size: 48");
+    expect_quant(&t, GPTQ ", \"checkpoint_format\": \"marlin\"", "checkpoint_format: \"marlin\"");
+    expect_quant(&t, GPTQ ", \"dynamic\": {\"a\": {}}", "quantization_config.dynamic");
+    expect_quant(&t, AWQ ", \"version\": \"gemv\"", "quantization_config.version: \"gemv\"");
+    expect_quant(&t, AWQ ", \"zero_point\": false", "quantization_config.zero_point");
+    expect_quant(&t, CT("\"num_bits\": 8, \"type\": \"float\""), "group_0.weights.type");
+    expect_quant(&t, CT("\"num_bits\": 4"), "group_0.weights.num_bits: is not 8");
+    expect_quant(&t, CT("\"num_bits\": 8, \"strategy\": \"block\""), "strategy: \"block\"");
+    expect_quant(&t, CT("\"num_bits\": 8") ", \"kv_cache_scheme\": {\"a\": 1}", "kv_cache_scheme");
+    expect_quant(&t, CT("\"num_bits\": 8") ", \"format\": \"float-quantized\"",
+                 "quantization_config.format: \"float-quantized\"");
 }
 
 static void test_bad_tensors(void)
@@ -260,6 +295,7 @@ int main(void)
     test_fingerprint();
     test_groups();
     test_bad_config();
+    test_quant_refused();
     test_bad_tensors();
     test_out_of_memory();
     tiny_clean();
