@@ -14,6 +14,8 @@ int bt_cli_status(int argc, char **argv);
 int bt_cli_trace(int argc, char **argv);
 int bt_cli_drain(int argc, char **argv);
 int bt_cli_role(int argc, char **argv);
+int bt_cli_quantize(int argc, char **argv);
+int bt_cli_perplexity(int argc, char **argv);
 
 /* Escape sequences if standard output (error) is a terminal and NO_COLOR is not set, else "". */
 enum bt_cli_style {

@@ -22,6 +22,8 @@ static const struct command commands[] = {
     {"plan", "find the prefill:decode ratio for a load (not in this version)", NULL},
     {"trace", "draw where the time of one request went, from the router's request log",
      bt_cli_trace},
+    {"quantize", "write a model as a GGUF file with smaller weights", bt_cli_quantize},
+    {"perplexity", "measure how well a model foretells a text", bt_cli_perplexity},
 };
 
 static void print_help(FILE *f)
@@ -31,7 +33,7 @@ static void print_help(FILE *f)
                "decode nodes.\n\n"
                "Commands:\n");
     for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++) {
-        fprintf(f, "  %-10s%s\n", commands[i].name, commands[i].help);
+        fprintf(f, "  %-12s%s\n", commands[i].name, commands[i].help);
     }
     fprintf(f, "\n`baton COMMAND --help` lists the options of a command.\n\n"
                "First steps:\n"

@@ -71,6 +71,7 @@ enum bt_status bt_template_render_json(const struct bt_template *t, const char *
 /* What a model brings: its template and the special tokens that templates print. */
 struct bt_template_files {
     struct bt_template *tmpl; /* NULL: the model has no chat template */
+    char *source;             /* its text */
     char *bos_token;          /* NULL: none */
     char *eos_token;
 };

@@ -22,15 +22,16 @@ static enum bt_status no_memory(struct bt_err *err)
     return bt_err_set(err, BT_ERR_NOMEM, "out of memory");
 }
 
-static enum bt_status compile(const char *path, const char *s, size_t n, struct bt_template **out,
-                              struct bt_err *err)
+static enum bt_status compile(const char *path, const char *s, size_t n,
+                              struct bt_template_files *f, struct bt_err *err)
 {
-    enum bt_status st = bt_template_compile(s, n, out, err);
+    enum bt_status st = bt_template_compile(s, n, &f->tmpl, err);
 
     if (st != BT_OK) {
-        (void)bt_err_prefix(err, "%s", path);
+        return bt_err_prefix(err, "%s", path);
     }
-    return st;
+    f->source = bt_strndup(s, n);
+    return f->source != NULL ? BT_OK : no_memory(err);
 }
 
 /* The whole file as text. BT_ERR_NOT_FOUND when there is none. */
@@ -96,7 +97,7 @@ static const json_t *pick_template(const json_t *v)
 }
 
 static enum bt_status template_from_json(const char *path, const json_t *doc,
-                                         struct bt_template **out, struct bt_err *err)
+                                         struct bt_template_files *f, struct bt_err *err)
 {
     const json_t *v = json_object_get(doc, "chat_template");
 
@@ -108,7 +109,7 @@ static enum bt_status template_from_json(const char *path, const json_t *doc,
         return bt_err_set(err, BT_ERR_INVALID,
                           "%s: chat_template is neither text nor a list with a default", path);
     }
-    return compile(path, json_string_value(v), json_string_length(v), out, err);
+    return compile(path, json_string_value(v), json_string_length(v), f, err);
 }
 
 /* chat_template.jinja, then chat_template.json, if f has no template yet. */
@@ -123,7 +124,7 @@ static enum bt_status load_template_files(const char *dir, struct bt_template_fi
     (void)snprintf(path, sizeof path, "%s/chat_template.jinja", dir);
     st = read_text(path, &text, err);
     if (st == BT_OK) {
-        st = compile(path, text.data != NULL ? text.data : "", text.len, &f->tmpl, err);
+        st = compile(path, text.data != NULL ? text.data : "", text.len, f, err);
     }
     bt_buf_fini(&text);
     if (st != BT_ERR_NOT_FOUND) {
@@ -132,7 +133,7 @@ static enum bt_status load_template_files(const char *dir, struct bt_template_fi
     (void)snprintf(path, sizeof path, "%s/chat_template.json", dir);
     st = bt_json_file_read(path, CONFIG_BYTES_MAX, &doc, err);
     if (st == BT_OK) {
-        st = template_from_json(path, doc, &f->tmpl, err);
+        st = template_from_json(path, doc, f, err);
         json_decref(doc);
     }
     return st == BT_ERR_NOT_FOUND ? BT_OK : st;
@@ -153,7 +154,7 @@ static enum bt_status load_dir(const char *dir, struct bt_template_files *f, str
         return st == BT_ERR_NOT_FOUND ? BT_OK : st;
     }
     if (f->tmpl == NULL) {
-        st = template_from_json(path, doc, &f->tmpl, err);
+        st = template_from_json(path, doc, f, err);
     }
     st = st == BT_OK ? get_token(path, doc, "bos_token", &f->bos_token, err) : st;
     st = st == BT_OK ? get_token(path, doc, "eos_token", &f->eos_token, err) : st;
@@ -196,7 +197,7 @@ static enum bt_status load_gguf(const char *path, struct bt_template_files *f, s
         return st;
     }
     st = bt_gguf_get_str(g, "tokenizer.chat_template", &s, &n, err);
-    st = st == BT_OK ? compile(path, s, n, &f->tmpl, err) : st == BT_ERR_NOT_FOUND ? BT_OK : st;
+    st = st == BT_OK ? compile(path, s, n, f, err) : st == BT_ERR_NOT_FOUND ? BT_OK : st;
     st = st == BT_OK ? gguf_token(g, "tokenizer.ggml.bos_token_id", &f->bos_token, err) : st;
     st = st == BT_OK ? gguf_token(g, "tokenizer.ggml.eos_token_id", &f->eos_token, err) : st;
     bt_gguf_close(g);
@@ -230,6 +231,7 @@ enum bt_status bt_template_load(const char *model, struct bt_template_files *out
 void bt_template_files_fini(struct bt_template_files *f)
 {
     bt_template_destroy(f->tmpl);
+    bt_free(f->source);
     bt_free(f->bos_token);
     bt_free(f->eos_token);
     *f = (struct bt_template_files){0};

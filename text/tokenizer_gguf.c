@@ -23,13 +23,7 @@
 #define UPPER_ONLY                                                                                 \
     "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]+[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]*"
 
-struct pre_tokenizer {
-    const char *names; /* of tokenizer.ggml.pre, each between bars */
-    bool nfc, ignore_merges;
-    const char *splits[4];
-};
-
-static const struct pre_tokenizer pre_tokenizers[] = {
+static const struct bt_tok_gguf_pre pre_tokenizers[] = {
     {"|gpt-2|", false, false, {GPT2_SPLIT}},
     {"|smollm|starcoder|refact|command-r|codeshell|", false, false, {"\\p{N}", GPT2_SPLIT}},
     {"|llama-bpe|llama3|llama-v3|",
@@ -59,6 +53,17 @@ static const struct pre_tokenizer pre_tokenizers[] = {
       ":;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| "
       "?[\\p{P}\\p{S}]+[\r\n]*|" LINES_SPACE}},
 };
+
+#define N_PRE (sizeof(pre_tokenizers) / sizeof(pre_tokenizers[0]))
+
+const char *bt_tok_gguf_pre_name(size_t i)
+{
+    /* the first name of each row of the table */
+    static const char *const first[N_PRE] = {"gpt-2",  "smollm", "llama-bpe",  "qwen2",
+                                             "gpt-4o", "tekken", "deepseek-v3"};
+
+    return i < N_PRE ? first[i] : NULL;
+}
 
 struct gguf_loader {
     struct bt_tokenizer *t;
@@ -182,7 +187,7 @@ static enum bt_status read_gpt2_merges(struct gguf_loader *l)
     return BT_OK;
 }
 
-static const struct pre_tokenizer *find_pre(const char *name)
+const struct bt_tok_gguf_pre *bt_tok_gguf_find_pre(const char *name)
 {
     size_t n = strlen(name);
 
@@ -199,7 +204,7 @@ static const struct pre_tokenizer *find_pre(const char *name)
 static enum bt_status build_gpt2(struct gguf_loader *l)
 {
     const char *name = l->g->pre == NULL ? "default" : l->g->pre;
-    const struct pre_tokenizer *pre = find_pre(name);
+    const struct bt_tok_gguf_pre *pre = bt_tok_gguf_find_pre(name);
     enum bt_status st = BT_OK;
 
     if (pre == NULL) {
@@ -398,13 +403,6 @@ enum bt_status bt_tokenizer_from_gguf(const char *name, const struct bt_tok_gguf
 
 /* ---- from a file ---- */
 
-struct gguf_arrays {
-    char *model, *pre;
-    struct bt_tok_str *tokens, *merges;
-    float *scores;
-    int32_t *types;
-};
-
 /* Absent optional keys leave *v NULL. */
 static enum bt_status strings(const struct bt_gguf *f, const char *key, bool need,
                               struct bt_tok_str **v, size_t *n, struct bt_err *err)
@@ -509,8 +507,8 @@ static enum bt_status boolean(const struct bt_gguf *f, const char *key, bool dfl
     return st;
 }
 
-static enum bt_status collect(const struct bt_gguf *f, struct gguf_arrays *a, struct bt_tok_gguf *g,
-                              struct bt_err *err)
+enum bt_status bt_tok_gguf_collect(const struct bt_gguf *f, struct bt_tok_gguf_arrays *a,
+                                   struct bt_tok_gguf *g, struct bt_err *err)
 {
     enum bt_status st = string(f, "tokenizer.ggml.model", true, &a->model, err);
 
@@ -547,24 +545,29 @@ static enum bt_status collect(const struct bt_gguf *f, struct gguf_arrays *a, st
     return st;
 }
 
+void bt_tok_gguf_arrays_fini(struct bt_tok_gguf_arrays *a)
+{
+    bt_free(a->model);
+    bt_free(a->pre);
+    bt_free(a->tokens);
+    bt_free(a->merges);
+    bt_free(a->scores);
+    bt_free(a->types);
+}
+
 enum bt_status bt_tokenizer_open_gguf(const struct bt_gguf *g, struct bt_tokenizer **out,
                                       struct bt_err *err)
 {
-    struct gguf_arrays a = {0};
+    struct bt_tok_gguf_arrays a = {0};
     struct bt_tok_gguf in = {0};
     struct bt_err cause = {.status = BT_OK};
-    enum bt_status st = collect(g, &a, &in, &cause);
+    enum bt_status st = bt_tok_gguf_collect(g, &a, &in, &cause);
 
     if (st == BT_OK) {
         st = bt_tokenizer_from_gguf(bt_gguf_path(g), &in, out, err);
     } else {
         (void)bt_err_set(err, st, "%s", cause.msg);
     }
-    bt_free(a.model);
-    bt_free(a.pre);
-    bt_free(a.tokens);
-    bt_free(a.merges);
-    bt_free(a.scores);
-    bt_free(a.types);
+    bt_tok_gguf_arrays_fini(&a);
     return st;
 }

@@ -271,4 +271,28 @@ enum bt_status bt_tok_read_decoder(struct bt_tokenizer *t, const struct bt_tape_
 enum bt_status bt_tok_read_post_processor(struct bt_tokenizer *t, const struct bt_tape_node *node,
                                           const char *path, struct bt_err *err);
 
+/* tokenizer_gguf.c: one way to cut text before merging. */
+struct bt_tok_gguf_pre {
+    const char *names; /* of tokenizer.ggml.pre, each between bars */
+    bool nfc, ignore_merges;
+    const char *splits[4];
+};
+/* The first name of the ith; NULL behind the last. */
+const char *bt_tok_gguf_pre_name(size_t i);
+const struct bt_tok_gguf_pre *bt_tok_gguf_find_pre(const char *name); /* NULL: none of that name */
+
+/* What a bt_tok_gguf points to when it was read from a file, whose bytes the strings are. */
+struct bt_tok_gguf_arrays {
+    char *model, *pre;
+    struct bt_tok_str *tokens, *merges;
+    float *scores;
+    int32_t *types;
+};
+enum bt_status bt_tok_gguf_collect(const struct bt_gguf *f, struct bt_tok_gguf_arrays *a,
+                                   struct bt_tok_gguf *g, struct bt_err *err) BT_NODISCARD;
+void bt_tok_gguf_arrays_fini(struct bt_tok_gguf_arrays *a); /* also after an error of collect */
+
+/* tokenizer_export.c: both give the same ids for texts that tokenizers are apt to differ in. */
+bool bt_tok_same_ids(const struct bt_tokenizer *a, const struct bt_tokenizer *b);
+
 #endif

@@ -31,7 +31,7 @@ ROOMS = {
     "decoded": SHARED + ["node"],
     "daemon": SHARED + ["node", "prefilld", "decoded"],  # the two programs: both legs in one node
     "plan": ["base", "proto", "sched"],  # and the daemons' cores, see CORE_USERS
-    "cli": ["base", "net", "proto", "plan", "text", "files", "model"],
+    "cli": ["base", "net", "proto", "plan", "text", "files", "kernels", "model"],
 }
 FREE_ROOMS = {"bench", "tests", "tools"}  # may include anything
 DAEMONS = ("router", "prefilld", "decoded")

@@ -5,9 +5,12 @@
 #include <dirent.h>
 #include <jansson.h>
 #include <sys/stat.h>
+#include "files/out_file.h"
+#include "model/export.h"
 #include "tests/check.h"
 #include "tests/model_run.h"
 #include "tests/tempfile.h"
+#include "text/tokenizer_export.h"
 
 #define LOGIT_TOLERANCE 1e-4
 #define MARGIN_MIN      1e-3
@@ -165,6 +168,86 @@ static void check_v5(const char *dir, const char *ref_path, const char *label)
     (void)mkdir(bt_temp_dir(), 0700);
 }
 
+static enum bt_status export(const char *dir, const char *to, struct bt_err *err) {
+    struct bt_model *m = NULL, *back = NULL; struct bt_gguf_writer *w = NULL;
+    struct bt_export *e = NULL; struct bt_tok_export_opts tok = {.has_bos = true, .has_eos = true};
+    enum bt_status st = bt_model_open(dir, &m, err);
+
+    st = st == BT_OK ? bt_gguf_writer_create(to, &w, err) : st;
+    st = st == BT_OK ? bt_export_create(m, BT_DTYPE_F32, w, &e, err) : st; if (st == BT_OK){
+        tok.vocab = bt_model_info(m)->vocab; st = bt_tokenizer_export_gguf(dir, &tok, w, err);}
+st = st == BT_OK ? bt_gguf_writer_begin(w, err) : st;
+st = st == BT_OK ? bt_export_data(e, kctx, NULL, NULL, err) : st;
+st = st == BT_OK ? bt_gguf_writer_finish(w, err) : st;
+st = st == BT_OK ? bt_model_open(to, &back, err) : st;
+st = st == BT_OK ? bt_export_check(m, back, err) : st;
+bt_export_destroy(e);
+bt_gguf_writer_destroy(w);
+bt_model_destroy(m);
+bt_model_destroy(back);
+return st;
+}
+
+/* The model as a GGUF file computes the same. */
+static void check_export(const char *dir, const char *ref, const char *label)
+{
+    char path[512], full_label[300];
+    struct bt_err err = {0};
+
+    (void)snprintf(path, sizeof(path), "%s", bt_temp_path("export.gguf"));
+    (void)snprintf(full_label, sizeof(full_label), "%s (as GGUF)", label);
+    CHECK_EQ(export(dir, path, &err), BT_OK);
+    if (exists(path)) {
+        check_model(path, ref, full_label);
+    } else {
+        fprintf(stderr, "%s: %s\n", label, err.msg);
+    }
+    (void)unlink(path);
+}
+
+/* The values of a GGUF file as a Hugging Face directory. */
+static enum bt_status export_hf(const char *gguf, const char *folder, struct bt_err *err)
+{
+    char path[600];
+    struct bt_model *m = NULL;
+    struct bt_st_writer *w = NULL;
+    struct bt_export *e = NULL;
+    struct bt_buf config = {0};
+    enum bt_status st = bt_model_open(gguf, &m, err);
+
+    (void)mkdir(folder, 0700);
+    (void)snprintf(path, sizeof(path), "%s/model.safetensors", folder);
+    st = st == BT_OK ? bt_st_writer_create(path, &w, err) : st;
+    st = st == BT_OK ? bt_export_create_hf(m, BT_DTYPE_F32, w, &config, &e, err) : st;
+    st = st == BT_OK ? bt_st_writer_begin(w, err) : st;
+    st = st == BT_OK ? bt_export_data(e, kctx, NULL, NULL, err) : st;
+    st = st == BT_OK ? bt_st_writer_finish(w, err) : st;
+    (void)snprintf(path, sizeof(path), "%s/config.json", folder);
+    st = st == BT_OK ? bt_out_file_put(path, config.data, config.len, err) : st;
+    bt_export_destroy(e);
+    bt_st_writer_destroy(w);
+    bt_buf_fini(&config);
+    bt_model_destroy(m);
+    return st;
+}
+
+static void check_export_hf(const char *gguf, const char *ref, const char *label)
+{
+    char folder[512], full_label[300];
+    struct bt_err err = {0};
+
+    (void)snprintf(folder, sizeof(folder), "%s", bt_temp_path("hf"));
+    (void)snprintf(full_label, sizeof(full_label), "%s (as directory)", label);
+    enum bt_status st = export_hf(gguf, folder, &err);
+    CHECK_EQ(st, BT_OK);
+    if (st == BT_OK) {
+        check_model(folder, ref, full_label);
+    } else {
+        fprintf(stderr, "%s: %s\n", label, err.msg);
+    }
+    bt_temp_remove_folder(folder);
+}
+
 static void check_refused(const char *dir, const char *type)
 {
     struct bt_model *m = NULL;
@@ -193,6 +276,13 @@ static int scan_committed(const char *root)
         (void)snprintf(gguf, sizeof(gguf), "%s/model.gguf", dir);
         if (exists(ref)) {
             check_model(exists(gguf) ? gguf : dir, ref, entries[i]->d_name);
+            if (exists(gguf)) {
+                check_export_hf(gguf, ref, entries[i]->d_name);
+            }
+            (void)snprintf(gguf, sizeof(gguf), "%s/tokenizer.json", dir);
+            if (exists(gguf)) {
+                check_export(dir, ref, entries[i]->d_name);
+            }
             found++;
         }
         free(entries[i]);

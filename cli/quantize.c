@@ -1,0 +1,282 @@
+/* baton quantize: writes a model as a GGUF file with smaller weights (or plain ones). Owns the command's order of work and
+ * what it says; model/export.h and text/tokenizer_export.h know the file. */
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include "base/buf.h"
+#include "base/mem.h"
+#include "base/options.h"
+#include "cli/cli.h"
+#include "files/gguf_write.h"
+#include "files/out_file.h"
+#include "model/export.h"
+#include "text/tokenizer_export.h"
+
+struct quantize_cfg {
+    int to;
+    char *out, *hf;
+    uint32_t threads;
+};
+
+static const char choices[] = "int8|int4|q8_0|q5_1|q5_0|q4_1|q4_0|bf16|f16|f32";
+static const enum bt_dtype types[] = {BT_DTYPE_Q8_0, BT_DTYPE_Q4_1, BT_DTYPE_Q8_0, BT_DTYPE_Q5_1,
+                                      BT_DTYPE_Q5_0, BT_DTYPE_Q4_1, BT_DTYPE_Q4_0, BT_DTYPE_BF16,
+                                      BT_DTYPE_F16,  BT_DTYPE_F32};
+
+static const struct bt_opt options[] = {
+    {"to", BT_OPT_ENUM, offsetof(struct quantize_cfg, to), "int8", 0, 0, choices, NULL,
+     "Type of the matrices. int8 is q8_0, int4 is q4_1 (both: a scale for every 32 values)."},
+    {"out", BT_OPT_STR, offsetof(struct quantize_cfg, out), NULL, 0, 0, NULL, "FILE",
+     "The file to write (default: the model's name and type in the current folder)."},
+    {"hf", BT_OPT_STR, offsetof(struct quantize_cfg, hf), NULL, 0, 0, NULL, "FOLDER",
+     "Write a Hugging Face directory instead, of f32, f16 or bf16 weights, from a GGUF file of "
+     "llama, qwen2 or qwen3."},
+    {"threads", BT_OPT_U32, offsetof(struct quantize_cfg, threads), "0", 0, 1024, NULL, NULL,
+     "Threads; 0: all CPUs that this process may use."},
+};
+
+/* "folder/name.gguf" or "folder/name/": name, type and .gguf. */
+static enum bt_status default_out(const char *model, enum bt_dtype t, struct bt_buf *out,
+                                  struct bt_err *err)
+{
+    size_t n = strlen(model), from;
+
+    while (n > 1 && model[n - 1] == '/') {
+        n--;
+    }
+    for (from = n; from > 0 && model[from - 1] != '/'; from--) {
+    }
+    if (n - from > 5 && strncmp(model + n - 5, ".gguf", 5) == 0) {
+        n -= 5;
+    }
+    return bt_buf_addf(out, "%.*s-%s.gguf", (int)(n - from), model + from, bt_dtype_name(t))
+               ? BT_OK
+               : bt_err_set(err, BT_ERR_NOMEM, "out of memory");
+}
+
+struct progress {
+    bool terminal;
+    int shown; /* percent; -1: none yet */
+};
+
+static void show(void *arg, double fraction)
+{
+    struct progress *p = arg;
+    int percent = (int)(fraction * 100.0);
+
+    if (percent <= p->shown || (!p->terminal && percent < p->shown + 10 && percent < 100)) {
+        return;
+    }
+    p->shown = percent;
+    fprintf(stderr, p->terminal ? "\r%3d %%" : "%d %%\n", percent);
+    fflush(stderr);
+}
+
+static bool is_dir(const char *path)
+{
+    struct stat sb;
+
+    return stat(path, &sb) == 0 && S_ISDIR(sb.st_mode);
+}
+
+/* What was written, opened as anybody would. */
+static enum bt_status check(const struct bt_model *m, struct bt_gguf_writer *w, struct bt_err *err)
+{
+    struct bt_model *written = NULL;
+    const char *path;
+    enum bt_status st = bt_gguf_writer_flush(w, &path, err);
+
+    if (st == BT_OK) {
+        st = bt_model_open(path, &written, err);
+    }
+    if (st == BT_OK) {
+        st = bt_export_check(m, written, err);
+    }
+    bt_model_destroy(written);
+    return st;
+}
+
+static enum bt_status write_file(const struct bt_model *m, const char *model, enum bt_dtype t,
+                                 struct bt_kctx *k, struct bt_gguf_writer *w, struct bt_err *err)
+{
+    const struct bt_model_info *info = bt_model_info(m);
+    const struct bt_tok_export_opts tok = {
+        .vocab = info->vocab, .has_bos = info->bos >= 0, .has_eos = info->n_eos > 0};
+    struct progress p = {.terminal = isatty(STDERR_FILENO) == 1, .shown = -1};
+    struct bt_export *e = NULL;
+    enum bt_status st = bt_export_create(m, t, w, &e, err);
+
+    if (st == BT_OK && is_dir(model)) {
+        st = bt_tokenizer_export_gguf(model, &tok, w, err);
+    }
+    if (st == BT_OK) {
+        st = bt_gguf_writer_begin(w, err);
+    }
+    if (st == BT_OK) {
+        st = bt_export_data(e, k, show, &p, err);
+        if (p.terminal) {
+            fprintf(stderr, "\r      \r");
+        }
+    }
+    st = st == BT_OK ? check(m, w, err) : st;
+    st = st == BT_OK ? bt_gguf_writer_finish(w, err) : st;
+    bt_export_destroy(e);
+    return st;
+}
+
+static enum bt_status put_text(const char *folder, const char *name, const struct bt_buf *b,
+                               struct bt_err *err)
+{
+    struct bt_buf path = {0};
+    enum bt_status st = bt_buf_addf(&path, "%s/%s", folder, name)
+                            ? bt_out_file_put(path.data, b->data, b->len, err)
+                            : bt_err_set(err, BT_ERR_NOMEM, "out of memory");
+
+    bt_buf_fini(&path);
+    return st;
+}
+
+/* config.json comes last: a folder without it is no model. */
+static enum bt_status write_folder(const struct bt_model *m, const struct bt_gguf *g,
+                                   const char *folder, enum bt_dtype t, struct bt_kctx *k,
+                                   struct bt_err *err)
+{
+    struct bt_buf config = {0}, tok = {0}, tok_config = {0}, path = {0};
+    struct progress p = {.terminal = isatty(STDERR_FILENO) == 1, .shown = -1};
+    struct bt_st_writer *w = NULL;
+    struct bt_export *e = NULL;
+    enum bt_status st = bt_tokenizer_export_hf(g, &tok, &tok_config, err);
+
+    if (st == BT_OK && mkdir(folder, 0777) != 0 && errno != EEXIST) {
+        st = bt_err_set(err, BT_ERR_IO, "%s: %s", folder, strerror(errno));
+    }
+    if (st == BT_OK && !bt_buf_addf(&path, "%s/model.safetensors", folder)) {
+        st = bt_err_set(err, BT_ERR_NOMEM, "out of memory");
+    }
+    st = st == BT_OK ? bt_st_writer_create(path.data, &w, err) : st;
+    st = st == BT_OK ? bt_export_create_hf(m, t, w, &config, &e, err) : st;
+    st = st == BT_OK ? bt_st_writer_begin(w, err) : st;
+    st = st == BT_OK ? bt_export_data(e, k, show, &p, err) : st;
+    st = st == BT_OK ? bt_st_writer_finish(w, err) : st;
+    st = st == BT_OK ? put_text(folder, "tokenizer.json", &tok, err) : st;
+    st = st == BT_OK ? put_text(folder, "tokenizer_config.json", &tok_config, err) : st;
+    st = st == BT_OK ? put_text(folder, "config.json", &config, err) : st;
+    if (p.terminal) {
+        fprintf(stderr, "\r      \r");
+    }
+    bt_export_destroy(e);
+    bt_st_writer_destroy(w);
+    bt_buf_fini(&config);
+    bt_buf_fini(&tok);
+    bt_buf_fini(&tok_config);
+    bt_buf_fini(&path);
+    return st;
+}
+
+static enum bt_status to_folder(const char *model, const struct quantize_cfg *cfg,
+                                struct bt_err *err)
+{
+    struct bt_k_opts ko = {.n_threads = cfg->threads};
+    enum bt_dtype t = types[cfg->to];
+    struct bt_model *m = NULL, *written = NULL;
+    struct bt_gguf *g = NULL;
+    struct bt_kctx *k = NULL;
+    enum bt_status st = BT_OK;
+
+    if (t > BT_DTYPE_BF16 || is_dir(model)) {
+        st = bt_err_set(err, BT_ERR_INVALID, "--hf needs a GGUF file, and --to f32, f16 or bf16");
+    }
+    st = st == BT_OK ? bt_model_open(model, &m, err) : st;
+    st = st == BT_OK ? bt_gguf_open(model, &g, err) : st;
+    st = st == BT_OK ? bt_k_create_cpu(&ko, &k, err) : st;
+    st = st == BT_OK ? write_folder(m, g, cfg->hf, t, k, err) : st;
+    st = st == BT_OK ? bt_model_open(cfg->hf, &written, err) : st;
+    st = st == BT_OK ? bt_export_check(m, written, err) : st;
+    if (st == BT_OK) {
+        printf("%s: %.1f million weights, %s\n", cfg->hf,
+               (double)bt_model_info(written)->n_params / 1e6, bt_dtype_name(t));
+    }
+    bt_k_destroy(k);
+    bt_gguf_close(g);
+    bt_model_destroy(m);
+    bt_model_destroy(written);
+    return st;
+}
+
+static void report(const char *path, const struct bt_model_info *info)
+{
+    struct stat sb;
+
+    if (stat(path, &sb) == 0) {
+        printf("%s: %.1f MB, %.2f bits for each of %.1f million weights\n", path,
+               (double)sb.st_size / 1e6, (double)sb.st_size * 8.0 / (double)info->n_params,
+               (double)info->n_params / 1e6);
+    }
+}
+
+static enum bt_status quantize(const char *model, const struct quantize_cfg *cfg,
+                               struct bt_err *err)
+{
+    struct bt_k_opts ko = {.n_threads = cfg->threads};
+    enum bt_dtype t = types[cfg->to];
+    struct bt_model *m = NULL;
+    struct bt_kctx *k = NULL;
+    struct bt_gguf_writer *w = NULL;
+    struct bt_buf path = {0};
+    enum bt_status st = cfg->out != NULL ? (bt_buf_adds(&path, cfg->out) ? BT_OK : BT_ERR_NOMEM)
+                                         : default_out(model, t, &path, err);
+
+    st = st == BT_OK ? bt_model_open(model, &m, err) : st;
+    st = st == BT_OK ? bt_k_create_cpu(&ko, &k, err) : st;
+    st = st == BT_OK ? bt_gguf_writer_create(path.data, &w, err) : st;
+    st = st == BT_OK ? write_file(m, model, t, k, w, err) : st;
+    bt_gguf_writer_destroy(w);
+    if (st == BT_OK) {
+        report(path.data, bt_model_info(m));
+    }
+    bt_k_destroy(k);
+    bt_model_destroy(m);
+    bt_buf_fini(&path);
+    return st;
+}
+
+int bt_cli_quantize(int argc, char **argv)
+{
+    const struct bt_prog prog = {
+        .name = "baton quantize",
+        .summary = "Writes a model (a Hugging Face directory or a GGUF file) as a GGUF file with "
+                   "weights of another type.",
+        .usage = "[options] MODEL",
+        .opts = options,
+        .n_opts = sizeof options / sizeof options[0],
+        .positionals = true,
+        .epilogue = "Norms, biases and routers of experts stay f32; with 4 and 5 bits the output "
+                    "matrix has 8.\n"
+                    "The file appears when it is complete and was opened again; it replaces one of "
+                    "its name.\n\n"
+                    "Examples:\n  baton quantize Qwen3-0.6B --to q4_1 --out qwen3-q4.gguf\n"
+                    "  baton quantize qwen3-q4.gguf --to bf16 --hf qwen3-bf16\n",
+    };
+    struct quantize_cfg cfg = {0};
+    struct bt_opt_result res = {0};
+    struct bt_err err = {0};
+    int rc = 0;
+
+    if (bt_opt_parse(&prog, argc, argv, &cfg, &res, &err) != BT_OK) {
+        fprintf(stderr, "baton quantize: %s\n", err.msg);
+        return 2;
+    }
+    if (!res.exit_now && res.n_positional != 1) {
+        fprintf(stderr, "baton quantize: one MODEL is needed; --help says more\n");
+        rc = 2;
+    } else if (!res.exit_now &&
+               (cfg.hf != NULL ? to_folder : quantize)(res.positional[0], &cfg, &err) != BT_OK) {
+        fprintf(stderr, "baton quantize: %s\n", err.msg);
+        rc = 1;
+    }
+    bt_opt_free(&prog, &cfg);
+    return rc;
+}

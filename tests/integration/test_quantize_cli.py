@@ -1,0 +1,123 @@
+"""baton quantize and baton perplexity: files that appear whole or not at all, figures that agree with another implementation."""
+
+import os
+import re
+import subprocess
+
+import pytest
+
+from cluster import BIN, SLOW, tiny
+
+BATON = os.path.join(BIN, "baton")
+TEXT = """The relay begins when the first runner reads the whole course. She hands the baton on, and the second runner takes
+one step after another until the end. Nobody waits for the baton: the hand is already there. When one of them falls, the
+next starts again from the last mark, and the crowd hears the same story, word for word, number for number: 12, 345, 6.
+"""
+# Of the same text, in windows of 64 with BOS: transformers 5.24, float32, log-softmax in double.
+PERPLEXITY = {"llama": -8.553992, "qwen3": -8.485762, "mixtral": -9.126804}
+
+
+def run(*args, **kwargs):
+    return subprocess.run([BATON, *map(str, args)], capture_output=True, text=True, timeout=120 * SLOW, check=False, **kwargs)
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT, encoding="utf-8")
+    return path
+
+
+def log_likelihood(model, text, *args):
+    p = run("perplexity", model, text, "--context", 64, "--threads", 1, *args)
+    assert p.returncode == 0, p.stderr
+    m = re.fullmatch(r"perplexity (\S+) ± (\S+): (\d+) tokens in (\d+) windows of 64, log-likelihood (\S+) a token\n", p.stdout)
+    assert m, p.stdout
+    return float(m[5]), int(m[3])
+
+
+@pytest.mark.parametrize("name", PERPLEXITY)
+def test_perplexity_is_that_of_transformers(name, text):
+    value, n = log_likelihood(tiny(name), text)
+    assert n == 227
+    assert abs(value - PERPLEXITY[name]) < 2e-5
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "gemma3", "mixtral", "phi3", "mistral-swa"])
+def test_quantized_file_says_nearly_the_same(name, text, tmp_path):
+    plain, n = log_likelihood(tiny(name), text)
+    for kind, room in {"f32": 1e-5, "bf16": 0.05, "int8": 0.1, "q4_1": 1.5}.items():
+        out = tmp_path / f"{name}-{kind}.gguf"
+        p = run("quantize", tiny(name), "--to", kind, "--out", out)
+        assert p.returncode == 0, p.stderr
+        assert "100 %" in p.stderr
+        assert re.match(rf"{re.escape(str(out))}: \S+ MB, \S+ bits for each of \S+ million weights\n", p.stdout)
+        value, tokens = log_likelihood(out, text)
+        assert tokens == n
+        assert abs(value - plain) < room, kind
+
+
+def test_from_one_gguf_to_another(text, tmp_path):
+    """Keys that this program does not know are carried along."""
+    first, second = os.path.join(tiny("gguf-f32"), "model.gguf"), tmp_path / "second.gguf"
+    assert run("quantize", first, "--to", "q8_0", "--out", second).returncode == 0
+    assert b"tokenizer.chat_template" in second.read_bytes()
+    plain, _ = log_likelihood(first, text)
+    assert abs(plain - log_likelihood(second, text)[0]) < 0.1
+    sizes = {}
+    for kind in ("f16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"):
+        assert run("quantize", first, "--to", kind, "--out", second).returncode == 0
+        assert abs(plain - log_likelihood(second, text)[0]) < 1.5, kind
+        sizes[kind] = second.stat().st_size
+    assert sizes["f16"] > sizes["q8_0"] > sizes["q5_1"] > sizes["q5_0"] >= sizes["q4_1"] > sizes["q4_0"]
+
+
+def test_directory_from_gguf(text, tmp_path):
+    """There and back: the same weights, ids and template."""
+    gguf, folder, again = tmp_path / "a.gguf", tmp_path / "hf", tmp_path / "b.gguf"
+    assert run("quantize", tiny("llama"), "--to", "q8_0", "--out", gguf).returncode == 0
+    p = run("quantize", gguf, "--to", "f32", "--hf", folder)
+    assert p.returncode == 0, p.stderr
+    assert sorted(os.listdir(folder)) == ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+    here, n = log_likelihood(gguf, text)
+    there, tokens = log_likelihood(folder, text)
+    assert tokens == n and abs(here - there) < 1e-5
+    assert run("quantize", folder, "--to", "f32", "--out", again).returncode == 0
+    assert abs(log_likelihood(again, text)[0] - here) < 1e-5
+    for args in (["--to", "int8"], ["--to", "f32"]):
+        p = run("quantize", tiny("llama") if args[1] == "f32" else gguf, *args, "--hf", tmp_path / "no")
+        assert p.returncode == 1 and "--hf needs" in p.stderr
+    p = run("quantize", tiny("gemma3"), "--to", "f32", "--out", gguf)
+    p = run("quantize", gguf, "--to", "f32", "--hf", tmp_path / "no")
+    assert p.returncode == 1 and "gemma3" in p.stderr
+    assert "config.json" not in (os.listdir(tmp_path / "no") if (tmp_path / "no").exists() else [])
+
+
+def test_default_name(tmp_path):
+    assert run("quantize", tiny("llama"), "--to", "q8_0", cwd=tmp_path).returncode == 0
+    assert os.listdir(tmp_path) == ["llama-q8_0.gguf"]
+
+
+def test_quantised_directory_needs_its_tokenizer(tmp_path):
+    p = run("quantize", tiny("gptq4-order"), "--out", tmp_path / "x.gguf")
+    assert p.returncode == 1
+    assert "tokenizer.json" in p.stderr
+    assert os.listdir(tmp_path) == []
+
+
+def test_bad_arguments(tmp_path, text):
+    for args in (["quantize"], ["quantize", tiny("llama"), "--to", "q3"], ["quantize", "a", "b"], ["perplexity", tiny("llama")],
+                 ["perplexity", tiny("llama"), text, "--context", "1"]):
+        p = run(*args, cwd=tmp_path)
+        assert p.returncode == 2, args
+        assert p.stderr.startswith(f"baton {args[0]}: ")
+    p = run("quantize", tmp_path / "none", "--out", tmp_path / "x.gguf")
+    assert p.returncode == 1 and "none" in p.stderr
+    p = run("quantize", tiny("llama"), "--out", tmp_path / "no" / "x.gguf")
+    assert p.returncode == 1 and "No such file" in p.stderr
+    p = run("perplexity", tiny("llama"), tmp_path / "none.txt")
+    assert p.returncode == 1 and "none.txt" in p.stderr
+    (tmp_path / "one.txt").write_text("x")
+    p = run("perplexity", tiny("llama"), tmp_path / "one.txt")
+    assert p.returncode == 1 and "at least 2" in p.stderr
+    assert sorted(os.listdir(tmp_path)) == ["one.txt", "text.txt"]
