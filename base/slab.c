@@ -47,7 +47,7 @@ void bt_slab_fini(struct bt_slab *s)
     }
     BT_ASSERT(s->n_used == 0);
     if (s->base != NULL) {
-        UNPOISON(s->base, s->stride * s->n_max);
+        UNPOISON(s->base, s->stride * s->n_fresh);
         bt_unreserve(s->base, s->stride * s->n_max);
     }
     pthread_mutex_destroy(&s->mutex);
