@@ -260,6 +260,8 @@ static void config_slow(const struct bt_sim *s, struct sim_config *c)
         c->token_ns[BT_ROLE_PREFILL] =
             c->transfer_ns / 4 * c->n_layers[0] / (c->chunk_tokens + c->max_batch);
         c->caches[BT_ROLE_PREFILL] = c->caches[BT_ROLE_PREFILL] && x / 8192 % 2 == 0;
+        /* The last request may wait for all prompts before it. */
+        c->queue_ns += (uint64_t)c->n_requests * c->context * c->token_ns[BT_ROLE_PREFILL];
     }
     c->alive_ns = c->heartbeat_ns < c->transfer_ns / 4 ? c->heartbeat_ns : c->transfer_ns / 4;
 }
