@@ -67,7 +67,9 @@ void cpu_attention(struct bt_kctx *k, const struct bt_k_attn *a, const struct bt
     BT_ASSERT(kv->n_kv_heads > 0 && a->n_heads % kv->n_kv_heads == 0 && kv->dtype <= BT_DTYPE_BF16);
     BT_ASSERT(kv->head_dim > 0 && kv->head_dim <= CPU_HEAD_DIM_MAX && kv->page_tokens > 0);
     uint32_t n_tasks = count_tasks(&run);
-    while (run.ctx->n_threads > 1 && n_tasks < 3 * run.ctx->n_threads && run.tile_rows > 1) {
+    /* The query heads of a key-value head stay together, so that it is read once, unless threads would be idle. */
+    while (run.ctx->n_threads > 1 && n_tasks < 3 * run.ctx->n_threads &&
+           run.tile_rows > (n_tasks < run.ctx->n_threads ? 1 : run.group)) {
         run.tile_rows /= 2;
         n_tasks = count_tasks(&run);
     }

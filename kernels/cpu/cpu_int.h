@@ -43,7 +43,7 @@
 #define CPU_KB           256U /* k values expanded at a time; a multiple of CPU_SUPER */
 #define CPU_ORDER_ROWS   256U /* rows of x put into a weight's order at a time */
 #define CPU_HEAD_DIM_MAX 512U
-#define CPU_ATTN_ROWS    32U /* query rows (token, head) in one attention tile */
+#define CPU_ATTN_ROWS    64U /* query rows (token, head) in one attention tile */
 #define CPU_ATTN_KEYS    64U /* keys in a block of the online softmax, aligned at absolute positions */
 #define CPU_THREADS_MAX  1024U
 

@@ -6,21 +6,23 @@
 #define ISA_NAME  "avx2"
 
 /* 6 x 16 outputs: 12 accumulators, two halves of a panel's row and two copies of x fill 16 registers. */
-#define UNROLL(n)        _Pragma(UNROLL_TEXT(GCC unroll n))
-#define UNROLL_TEXT(x)   #x
-#define GEMM_MR          6
-#define GEMM_NP          1
-#define GEMM_TILES(X)    X(1, 1) X(2, 1) X(3, 1) X(4, 1) X(5, 1) X(6, 1)
-#define GEMM_TILE_TABLE  {GEMM_TILES(TILE_ENTRY)}
-#define GEMV_NP          4
-#define GEMV_MR_MAX      4
-#define GEMV_MR_F32      4
-#define GEMV_ROWS(T)     GEMV_CASE(1, 4, T) GEMV_CASE(2, 4, T) GEMV_CASE(3, 4, T) GEMV_CASE(4, 4, T)
-#define GEMV_AHEAD       512
-#define GEMV_AHEAD_PLAIN 1024
-#define ATTN_DOT_ROWS    1
-#define ATTN_PV_ROWS     2
-#define ATTN_PV_VECS     2
+#define UNROLL(n)          _Pragma(UNROLL_TEXT(GCC unroll n))
+#define UNROLL_TEXT(x)     #x
+#define GEMM_MR            6
+#define GEMM_NP            1
+#define GEMM_TILES(X)      X(1, 1) X(2, 1) X(3, 1) X(4, 1) X(5, 1) X(6, 1)
+#define GEMM_TILE_TABLE    {GEMM_TILES(TILE_ENTRY)}
+#define GEMV_NP            4
+#define GEMV_MR_MAX        4
+#define GEMV_MR_F32        4
+#define GEMV_ROWS(T)       GEMV_CASE(1, 4, T) GEMV_CASE(2, 4, T) GEMV_CASE(3, 4, T) GEMV_CASE(4, 4, T)
+#define GEMV_AHEAD         512
+#define GEMV_AHEAD_PLAIN   1024
+#define ATTN_DOT_ROWS      2
+#define ATTN_DOT_KEYS      2
+#define ATTN_ROWS_IN_PLACE 4
+#define ATTN_PV_ROWS       2
+#define ATTN_PV_VECS       2
 #include "kernels/cpu/v16_avx2.inc"
 #include "kernels/cpu/isa_math.inc"
 #include "kernels/cpu/isa_rows.inc"

@@ -30,11 +30,13 @@
     GEMV_CASE(3, 4, T)                                                                             \
     GEMV_CASE(4, 4, T)                                                                             \
     GEMV_CASE(5, 2, T) GEMV_CASE(6, 2, T) GEMV_CASE(7, 2, T) GEMV_CASE(8, GEMV_NP_8(T), T)
-#define GEMV_AHEAD       512
-#define GEMV_AHEAD_PLAIN 1024
-#define ATTN_DOT_ROWS    2
-#define ATTN_PV_ROWS     4
-#define ATTN_PV_VECS     4
+#define GEMV_AHEAD         512
+#define GEMV_AHEAD_PLAIN   1024
+#define ATTN_DOT_ROWS      4
+#define ATTN_DOT_KEYS      4
+#define ATTN_ROWS_IN_PLACE 8
+#define ATTN_PV_ROWS       4
+#define ATTN_PV_VECS       4
 #include "kernels/cpu/v16_avx512.inc"
 #include "kernels/cpu/isa_math.inc"
 #include "kernels/cpu/isa_rows.inc"
