@@ -147,7 +147,9 @@ struct bt_model {
     struct bt_kweight *embed, *output; /* output: NULL when tied */
     float *final_norm;
     struct bt_kctx *k;            /* NULL until loaded */
-    struct bt_panel_file *panels; /* NULL: packed weights lie in the backend's memory */
+    struct bt_panel_file *panels; /* NULL: packed weights lie in the backend's memory, … */
+    uint8_t *own_panels; /* … in one block, so that all of it may be huge pages; NULL: each alone */
+    size_t own_panel_bytes;
     struct bt_model_packed packed;
     uint8_t *layer_group;
     uint32_t *layer_index;

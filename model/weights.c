@@ -394,6 +394,8 @@ static enum bt_status load_slot(struct bt_model *m, struct bt_slot *s, size_t at
     if (m->panels != NULL && bt_panels_bytes(m, s) > 0) {
         d.panels = bt_panel_file_data(m->panels) + at;
         d.panels_ready = bt_panel_file_ready(m->panels);
+    } else if (m->own_panels != NULL && bt_panels_bytes(m, s) > 0) {
+        d.panels = m->own_panels + at;
     }
     void *rows = NULL;
     enum bt_status st = s->quant != NULL ? bt_quant_rows(s->quant, &rows, err) : BT_OK;
