@@ -268,6 +268,14 @@ bool bt_pf_kept_evict(struct bt_pf_core *c, bool with_pages)
 
 /* ---- time ---- */
 
+/* Its pages wait behind those of others, which do leave: where none does, the transfer room hangs. */
+static bool waits_its_turn(struct bt_pf_core *c, const struct pf_job *j, uint64_t now)
+{
+    const struct pf_peer *p = j->pushes_open > 0 ? bt_pf_peer_by_conn(c, j->conn) : NULL;
+
+    return p != NULL && now - p->t_pushed <= c->opts.grant_ns;
+}
+
 static void check_job(struct bt_pf_core *c, struct pf_job *j, uint64_t now)
 {
     bool begun = j->state == JOB_COMPUTING || j->state == JOB_HELD;
@@ -285,9 +293,8 @@ static void check_job(struct bt_pf_core *c, struct pf_job *j, uint64_t now)
     if (!j->started_sent && now - j->t_peer > c->opts.unreachable_ns) {
         bt_pf_job_lose_peer(c, j, now, BT_ATTEMPT_RETRY,
                             "the decode node cannot be reached from the prefill node");
-    } else if (j->state == JOB_HELD &&
-               j->pushes_open == 0 && /* those end, or the connection does */
-               now - j->t_progress > c->opts.grant_ns) {
+    } else if (j->state == JOB_HELD && now - j->t_progress > c->opts.grant_ns &&
+               !waits_its_turn(c, j, now)) {
         bt_pf_job_forget_at_peer(c, j);
         bt_pf_job_lose_peer(c, j, now, BT_ATTEMPT_RETRY,
                             j->granted ? "the decode node did not confirm the hand-off in time"

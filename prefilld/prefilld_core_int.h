@@ -63,6 +63,7 @@ struct pf_peer {
     enum peer_state state;
     uint64_t conn;
     uint64_t next_dial; /* time */
+    uint64_t t_pushed;  /* time: a push over this connection ended */
     uint32_t failures;
 };
 
@@ -114,6 +115,8 @@ bool bt_pf_kept_evict(struct bt_pf_core *c, bool with_pages);
 /* ---- prefilld_peers.c ---- */
 
 struct pf_peer *bt_pf_peer_by_instance(struct bt_pf_core *c, uint64_t instance);
+/* NULL: that connection is over. */
+struct pf_peer *bt_pf_peer_by_conn(struct bt_pf_core *c, uint64_t conn);
 void bt_pf_peer_dial(struct bt_pf_core *c, struct pf_peer *p);
 void bt_pf_send_started(struct bt_pf_core *c, struct pf_job *j, const struct pf_peer *p);
 /* The peer that a submit names, dialled if it has to be. NULL: too many. */

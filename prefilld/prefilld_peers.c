@@ -18,7 +18,7 @@ struct pf_peer *bt_pf_peer_by_instance(struct bt_pf_core *c, uint64_t instance)
     return NULL;
 }
 
-static struct pf_peer *peer_by_conn(struct bt_pf_core *c, uint64_t conn)
+struct pf_peer *bt_pf_peer_by_conn(struct bt_pf_core *c, uint64_t conn)
 {
     for (uint32_t i = 0; i < c->opts.peers_max; i++) {
         if (c->peers[i].instance != 0 && c->peers[i].state != PEER_IDLE &&
@@ -164,7 +164,7 @@ void bt_pf_on_connect_failed(struct bt_pf_core *c, uint64_t now, uint64_t instan
 
 void bt_pf_on_peer_up(struct bt_pf_core *c, uint64_t now, uint64_t conn)
 {
-    struct pf_peer *p = peer_by_conn(c, conn);
+    struct pf_peer *p = bt_pf_peer_by_conn(c, conn);
     uint32_t pos = 0;
     struct pf_job *j;
 
@@ -188,7 +188,7 @@ void bt_pf_on_peer_up(struct bt_pf_core *c, uint64_t now, uint64_t conn)
 
 void bt_pf_on_peer_down(struct bt_pf_core *c, uint64_t now, uint64_t conn, const char *why)
 {
-    struct pf_peer *p = peer_by_conn(c, conn);
+    struct pf_peer *p = bt_pf_peer_by_conn(c, conn);
     uint32_t pos = 0;
     struct pf_job *j;
 

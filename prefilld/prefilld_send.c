@@ -173,7 +173,12 @@ void bt_pf_on_pushed(struct bt_pf_core *c, uint64_t now, uint64_t job, const str
     if (!is_current(j, t)) {
         return;
     }
+    struct pf_peer *p = bt_pf_peer_by_conn(c, j->conn);
+
     j->t_progress = now;
+    if (p != NULL) {
+        p->t_pushed = now;
+    }
     if (st != BT_OK) {
         bt_pf_job_forget_at_peer(c, j);
         bt_pf_job_lose_peer(c, j, now, BT_ATTEMPT_RETRY, "sending pages to the decode node failed");

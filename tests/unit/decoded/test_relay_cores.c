@@ -1180,27 +1180,48 @@ static void test_slow_transfer_is_not_stuck(void)
     world_check_idle(&w);
 }
 
-/* A prompt whose pages wait at P behind those of others is not late; one whose pages were all sent is. */
+/* A prompt whose pages wait at P behind those of others is not late; where no page leaves any more, it is. */
 static void test_queued_pushes_are_not_stuck(void)
 {
     static struct world w;
-    uint64_t job = p_held(&w, 5);
+    uint64_t job = p_held(&w, 5), other;
+    uint32_t ids[2] = {0};
+    struct bt_control m = {.kind = BT_CONTROL_GRANT, .generation = 6};
 
-    for (int i = 0; i < 5; i++) {
+    add_request(&w, 8, 4);
+    w.n = 0;
+    submit(&w, 1, true);
+    other = w.pe[1].job;
+    bt_pf_on_engine_started(w.p, w.now, other);
+    m.ticket = w.tickets[1];
+    m.grant.n_groups = 1;
+    bt_pf_on_control(w.p, w.now, CONN, &m);
+    for (uint32_t l = 0; l < N_LAYERS; l++) {
+        bt_pf_on_engine_pages(w.p, w.now, other, 0, l, 0, 2, ids);
+    }
+    for (uint32_t l = 0; l < N_LAYERS; l++) {
         w.now += 900000;
         bt_pf_on_tick(w.p, w.now);
         CHECK_EQ(bt_pf_core_actions(w.p)->n, 0);
+        bt_pf_on_pushed(w.p, w.now, other, &w.tickets[1], BT_OK);
     }
-    for (uint32_t l = 0; l < N_LAYERS; l++) {
-        bt_pf_on_pushed(w.p, w.now, job, &w.tickets[0], BT_OK);
-    }
-    w.now += 1000001;
+    w.now += 900000;
+    bt_pf_on_tick(w.p, w.now);
+    CHECK_EQ(bt_pf_core_actions(w.p)->n, 0);
+    w.now += 100001; /* the transfer room hangs, and does not even end the pushes */
     bt_pf_on_tick(w.p, w.now);
     run_p(&w);
     CHECK_EQ(w.ended[0], 1);
     w.now += KEEP_NS + 1;
     bt_pf_on_tick(w.p, w.now);
     run_p(&w);
+    CHECK_EQ(bt_pf_core_stats(w.p)->keep_expired, 1);
+    bt_pf_on_router_lost(w.p, w.now, 0);
+    run_p(&w);
+    for (uint32_t l = 0; l < N_LAYERS; l++) {
+        bt_pf_on_pushed(w.p, w.now, job, &w.tickets[0], BT_ERR_CANCELLED);
+        run_p(&w);
+    }
     world_check_idle(&w);
 }
 
