@@ -20,14 +20,14 @@ static uint32_t held(const struct bt_sim *s, const struct sim_node *n)
 }
 
 /* Who vanished was heard of for the last time when its fault began, or by what was on its way then; silence is looked
- * for once a heartbeat. Where single messages, shares or receives get lost, the transfer deadline ends what waits for
+ * for once a heartbeat; and a prefill node that lost its decode node so keeps the prompt for another lease. Where single messages, shares or receives get lost, the transfer deadline ends what waits for
  * them, and then what was kept goes after a lease. */
 static uint64_t last_expiry(const struct bt_sim *s)
 {
     const struct sim_config *c = &s->cfg;
     bool lossy = c->share_drop_ppm + c->ctrl_lost_ppm + c->busy_ppm > 0 || s->stalled;
     uint64_t lease = c->lease_ns + c->heartbeat_ns;
-    uint64_t fault = s->t_fault != 0 ? s->t_fault + ALONG_NS + lease : 0;
+    uint64_t fault = s->t_fault != 0 ? s->t_fault + ALONG_NS + 2 * lease : 0;
 
     if (!lossy) {
         return fault > s->t_over ? fault : s->t_over;
