@@ -81,12 +81,15 @@ void bench_attention(struct bench *b, enum bt_dtype dtype)
                             .out_stride = WIDTH,
                             .n_heads = HEADS,
                             .scale = 0.088F},
-                      .kv = {.base = bench_memory(PAGES_MAX * stride),
+                      .kv = {.base = bt_k_alloc(b->k, PAGES_MAX * stride),
                              .page_stride = stride,
                              .page_tokens = PAGE_TOKENS,
                              .n_kv_heads = KV_HEADS,
                              .head_dim = HEAD_DIM,
                              .dtype = dtype}};
+    if (t.kv.base == NULL) {
+        bench_memory(SIZE_MAX); /* says so, and ends */
+    }
     for (uint32_t i = 0; i < PAGES_MAX; i++) {
         t.pages[i] = i * 37 % PAGES_MAX;
         struct bt_k_span span = {.n = PAGE_TOKENS, .pos = i * PAGE_TOKENS, .pages = t.pages};
@@ -101,7 +104,7 @@ void bench_attention(struct bench *b, enum bt_dtype dtype)
         time_attention(b, &t, 1, contexts[i]);
         time_attention(b, &t, contexts[i] < CHUNK ? contexts[i] : CHUNK, contexts[i]);
     }
-    bt_free(t.kv.base);
+    bt_k_free(b->k, t.kv.base, PAGES_MAX * stride);
     bt_free(page);
     bt_free(out);
     bt_free(q);
