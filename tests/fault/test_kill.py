@@ -63,11 +63,12 @@ def test_prefill_killed_with_prompts_queued(undisturbed):
 
 def until_it_migrated(run):
     """run() kills a node in its moment, checks the answer, and returns how many requests went on elsewhere: none if all
-    pages had arrived before, when nothing has to be done for a dead prefill node. A busy machine may look so late."""
+    pages had arrived before, when nothing has to be done for a dead prefill node. A busy machine may look so late. Two
+    attempts fail where the decode node hears of the death before the router does, which tries the dead one again."""
     for _ in range(4):
         migrated = run()
-        assert migrated <= 1
-        if migrated == 1:
+        assert migrated <= 2
+        if migrated > 0:
             return
     raise AssertionError("always too late: the prompt is too short for this machine")
 

@@ -1,5 +1,6 @@
 """Real daemons on loopback for the integration suites: start, wait for, kill, look into."""
 
+import datetime
 import json
 import os
 import re
@@ -20,6 +21,10 @@ SHARED = os.path.join(ROOT, "..", "shared", "data")
 # A daemon whose engine or transfer thread calls the heap on the request path ends, and its test with it.
 os.environ.setdefault("BT_HEAP_SEAL", "abort")
 SLOW = float(os.environ.get("BATON_TEST_SLOW", "1"))  # deadlines times this, for sanitizer builds
+
+# (test, seconds until all pools were seen free, seconds that leases had to run out before), for each wait_idle().
+QUIET = []
+EXPIRY = r"(?m)^(\d{4}-\S+)Z .*(?:nothing heard for|is silent|silent for longer| down: |was lost|no progress)"
 
 
 def wait_until(what, check, seconds=30):
@@ -183,22 +188,34 @@ class Cluster:
     def pages(self, state):
         return int(self.metric_sum("baton_kv_pages", state=state))
 
+    def busy(self):
+        """What is still held, runs or waits: metrics that should be 0."""
+        return {k: v for k, v in self.metrics().items() if v and (
+            k.startswith("baton_kv_pages{") and re.search('state="(leased|quarantined)"', k)
+            or k.split("{")[0] in ("baton_requests_running", "baton_requests_waiting", "baton_node_waiting", "baton_node_running"))}
+
+    def last_expiry(self):
+        """When a lease or a deadline ran out last, or somebody was lost, as the daemons' logs tell; 0: never."""
+        times = [t for d in self.daemons() for t in re.findall(EXPIRY, d.log())]
+        return max((datetime.datetime.fromisoformat(t + "+00:00").timestamp() for t in times), default=0)
+
     def wait_idle(self, seconds=10):
-        """Every page free or cached, nothing running or waiting; load reports are at most 250 ms old."""
-        since = None
+        """Every page free or cached, nothing running or waiting; load reports are at most 250 ms old. How long that took,
+        from now or from the last lease's end while it waited, goes into QUIET."""
+        start, since = time.time(), None
 
         def idle():
             nonlocal since
-            busy = (self.pages("leased") + self.pages("quarantined") + self.metric_sum("baton_requests_running")
-                    + self.metric_sum("baton_requests_waiting") + self.metric_sum("baton_node_waiting")
-                    + self.metric_sum("baton_node_running"))
-            if busy:
+            if self.busy():
                 since = None
             elif since is None:
-                since = time.monotonic()
-            return since is not None and time.monotonic() - since > 0.35
+                since = time.time()
+            return since is not None and time.time() - since > 0.35
 
         wait_until("the pools to be free again", idle, seconds)
+        expiry = self.last_expiry()
+        expiry = expiry if start < expiry < since else start
+        QUIET.append((os.environ.get("PYTEST_CURRENT_TEST", "").split(" ")[0], since - expiry, expiry - start))
 
     # ---- ending ----
 
