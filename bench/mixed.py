@@ -98,7 +98,7 @@ def start_peer(args):
     each = args.prompt + 2048
     server = Server(["taskset", "-c", args.cpus, args.peer, "-m", args.model, "--host", "127.0.0.1", "--port", str(port), "-t", "2", "-tb", "2",
                      "--parallel", str(slots), "-c", str(slots * each), "--no-webui"])
-    server.wait_for(r"server is listening")
+    server.wait_for(r"listening on http")
     return server, "127.0.0.1", port
 
 
