@@ -45,7 +45,7 @@ static enum bt_status check_opts(const struct bt_engine_opts *o, struct bt_err *
 static enum bt_status open_model(struct bt_engine *e, const struct bt_engine_opts *o,
                                  struct bt_err *err)
 {
-    const struct bt_k_opts ko = {.n_threads = o->n_threads, .isa = o->isa};
+    const struct bt_k_opts ko = {.n_threads = o->n_threads, .isa = o->isa, .numerics = o->numerics};
     enum bt_status st = bt_model_open(o->model_path, &e->model, err);
 
     if (st != BT_OK) {
@@ -180,7 +180,8 @@ enum bt_status bt_engine_create(const struct bt_engine_opts *opts, struct bt_eng
         return bt_err_set(err, BT_ERR_NOMEM, "no memory");
     }
     e->opts = *opts;
-    e->opts.model_path = e->opts.panel_dir = e->opts.backend = e->opts.isa = NULL;
+    e->opts.model_path = e->opts.panel_dir = e->opts.backend = NULL;
+    e->opts.isa = e->opts.numerics = NULL;
     /* No more rows than sequences can fill. */
     e->rows_max = opts->max_batch + opts->chunk_tokens;
     e->out_max = opts->max_batch +

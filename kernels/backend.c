@@ -6,7 +6,7 @@
 
 const char *bt_k_numerics(const struct bt_kctx *k)
 {
-    return k->ops->numerics;
+    return k->numerics;
 }
 
 const char *bt_k_describe(const struct bt_kctx *k)

@@ -18,7 +18,20 @@
  *  - dot products and sums over one row (norms, attention scores): 16 virtual lanes, lane i takes elements i, i+16, …
  *    by fma; then a fixed tree 16 → 8 → 4 → 2 → 1 (lane i + lane i+half).
  *  - exp, tanh, … are our own polynomials in f32 with fma, the same on every instruction set.
- *  - attention: keys in blocks aligned at absolute positions, online softmax in block order; reads K and V as stored. */
+ *  - attention: keys in blocks aligned at absolute positions, online softmax in block order; reads K and V as stored.
+ * That is class "cpu-f32". Class "cpu-int8" differs in gemm with block-quantised weights, and there only. x is rounded to 8 bits
+ * per row and 32 consecutive k. With a = max |x[k]|:
+ *    a < 2^-100:            q[k] = 0, s = 0
+ *    a infinite or NaN:     q[k] = 0, s = NaN
+ *    else:                  s = a / 127, q[k] = x[k] * (127 / a), the product of two f32 values rounded once, to the nearest
+ *                           integer, ties to even; -127 … 127
+ * Each output is one f32 chain over blocks of 32 k in order, starting at +0; then + bias[n]. A block adds, with the integer sums
+ * exact (below 2^24) and w the integers of the format with their offset subtracted (q4_0: 8, q6_k: 32):
+ *    q4_0, q8_0:            acc = fma(Σ w q, d * s, acc)
+ *    q4_1, q4_k:            acc = fma(Σ w q, d * s, acc), then acc = fma(m, s * Σ q, acc); q4_k: d and m are the products of
+ *                           the superblock's and the block's, m negative
+ *    q6_k:                  acc = fma(Σ w q, d * s, acc) for the first 16 k, then for the last 16; d: as q4_k's
+ * All products and sums that are not fma are rounded to f32 one by one. bt_k_embed is exact in both classes. */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -39,9 +52,10 @@ struct bt_kweight; /* a matrix [n_rows N, n_cols K], packed for the device */
 struct bt_k_opts {
     uint32_t n_threads; /* 0: bt_cpus_usable() */
     const char *
-        isa; /* CPU: NULL or "auto", "plain", "avx2", "avx512"; unknown or absent on this CPU: error.
+        isa; /* CPU: NULL or "auto", "plain", "avx2", "avx512", "avx512-vnni"; unknown or absent on this CPU: error.
                              "plain-libm": plain C without fused instructions, for tests and other machines */
-    uint32_t device; /* index among devices; CPU: 0 */
+    const char *numerics; /* CPU: NULL or "cpu-f32", "cpu-int8"; unknown: BT_ERR_INVALID */
+    uint32_t device;      /* index among devices; CPU: 0 */
 };
 
 /* A weight matrix as it lies in a file: n_rows rows of n_cols values, row after row without gaps, any alignment.
@@ -95,7 +109,7 @@ struct bt_k_attn {
 
 enum bt_k_act { BT_K_SILU, BT_K_GELU_TANH, BT_K_GELU_ERF };
 
-/* Names the numerics class ("cpu-f32" for every CPU kernel of today); part of the fingerprint. Static storage. */
+/* Names the numerics class; part of what two nodes must have alike. Static storage. */
 const char *bt_k_numerics(const struct bt_kctx *k);
 /* For logs: "cpu avx512, 2 threads". Owned by the context. */
 const char *bt_k_describe(const struct bt_kctx *k);

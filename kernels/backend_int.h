@@ -7,7 +7,6 @@
 #include "kernels/backend.h"
 
 struct bt_backend_ops {
-    const char *numerics;
     void (*destroy)(struct bt_kctx *k);
     void *(*alloc)(struct bt_kctx *k, size_t bytes);
     void (*free)(struct bt_kctx *k, void *dev, size_t bytes);
@@ -50,6 +49,7 @@ struct bt_backend_ops {
 
 struct bt_kctx {
     const struct bt_backend_ops *ops;
+    const char *numerics; /* static storage */
     char describe[64];
 };
 

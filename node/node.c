@@ -508,7 +508,8 @@ static enum bt_status start_report(struct bt_node *n)
 
 static enum bt_status start_engine(struct bt_node *n, struct bt_err *err)
 {
-    static const char *const isas[] = {"auto", "plain", "avx2", "avx512"};
+    static const char *const isas[] = {"auto", "plain", "avx2", "avx512", "avx512-vnni"};
+    static const char *const classes[] = {"cpu-f32", "cpu-int8"};
     static const enum bt_dtype dtypes[] = {BT_DTYPE_F32, BT_DTYPE_F16, BT_DTYPE_BF16};
     struct bt_engine *e = NULL;
     struct bt_buf panel_dir = {0};
@@ -519,6 +520,7 @@ static enum bt_status start_engine(struct bt_node *n, struct bt_err *err)
         .panel_bytes_min = PANEL_BYTES_MIN,
         .backend = "cpu",
         .isa = isas[n->cfg.isa],
+        .numerics = classes[n->cfg.numerics],
         .n_threads = n->cfg.threads,
         .kv_bytes = n->cfg.kv_bytes,
         .page_tokens = n->cfg.page_tokens,

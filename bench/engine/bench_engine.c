@@ -24,7 +24,7 @@
 struct config {
     char *prefill, *decode;
     uint32_t threads, page_tokens, chunk_tokens, steps, repeat;
-    int isa, kv_dtype;
+    int isa, kv_dtype, numerics;
     bool json;
 };
 
@@ -33,8 +33,10 @@ struct config {
 static const struct bt_opt options[] = {
     ROW("threads", BT_OPT_U32, threads, "0", 0, 1024, NULL, "N",
         "Compute threads; 0: every CPU that this process may use."),
-    ROW("isa", BT_OPT_ENUM, isa, "auto", 0, 0, "auto|plain|avx2|avx512", NULL,
+    ROW("isa", BT_OPT_ENUM, isa, "auto", 0, 0, "auto|plain|avx2|avx512|avx512-vnni", NULL,
         "Instruction set of the CPU kernels."),
+    ROW("numerics", BT_OPT_ENUM, numerics, "cpu-f32", 0, 0, "cpu-f32|cpu-int8", NULL,
+        "Numerics class."),
     ROW("kv-dtype", BT_OPT_ENUM, kv_dtype, "f32", 0, 0, "f32|f16|bf16", NULL,
         "Element type of the KV cache."),
     ROW("page-tokens", BT_OPT_U32, page_tokens, "16", 1, 4096, NULL, "N", "Tokens in a KV page."),
@@ -474,7 +476,8 @@ static uint64_t pool_tokens(void)
 
 static size_t create(const char *path)
 {
-    static const char *const isas[] = {"auto", "plain", "avx2", "avx512"};
+    static const char *const isas[] = {"auto", "plain", "avx2", "avx512", "avx512-vnni"};
+    static const char *const classes[] = {"cpu-f32", "cpu-int8"};
     static const enum bt_dtype dtypes[] = {BT_DTYPE_F32, BT_DTYPE_F16, BT_DTYPE_BF16};
     struct bt_model *m = NULL;
     struct bt_err err = {0};
@@ -493,6 +496,7 @@ static size_t create(const char *path)
     struct bt_engine_opts o = {.model_path = path,
                                .backend = "cpu",
                                .isa = isas[cfg.isa],
+                               .numerics = classes[cfg.numerics],
                                .n_threads = cfg.threads,
                                .kv_bytes = kv,
                                .page_tokens = cfg.page_tokens,

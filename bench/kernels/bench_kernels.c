@@ -19,15 +19,17 @@
 struct config {
     char *type;
     uint32_t threads;
-    int isa;
+    int isa, numerics;
     bool quick, cpu_time;
 };
 
 #define ROW(name, type, field, dflt, lo, hi, choices, arg, help)                                   \
     {name, type, offsetof(struct config, field), dflt, lo, hi, choices, arg, help}
 static const struct bt_opt options[] = {
-    ROW("isa", BT_OPT_ENUM, isa, "auto", 0, 0, "auto|plain|avx2|avx512", NULL,
+    ROW("isa", BT_OPT_ENUM, isa, "auto", 0, 0, "auto|plain|avx2|avx512|avx512-vnni", NULL,
         "Instruction set of the kernels."),
+    ROW("numerics", BT_OPT_ENUM, numerics, "cpu-f32", 0, 0, "cpu-f32|cpu-int8", NULL,
+        "Numerics class of the kernels."),
     ROW("threads", BT_OPT_U32, threads, "0", 0, 1024, NULL, "N",
         "Compute threads; 0: every CPU that this process may use."),
     ROW("type", BT_OPT_STR, type, NULL, 0, 0, NULL, "T",
@@ -146,7 +148,8 @@ static void run(struct bench *b)
 
 int main(int argc, char **argv)
 {
-    static const char *const isas[] = {"auto", "plain", "avx2", "avx512"};
+    static const char *const isas[] = {"auto", "plain", "avx2", "avx512", "avx512-vnni"};
+    static const char *const classes[] = {"cpu-f32", "cpu-int8"};
     struct bt_opt_result res;
     struct bt_err err = {0};
     struct bench b = {0};
@@ -159,8 +162,9 @@ int main(int argc, char **argv)
         return 0;
     }
     uint32_t threads = cfg.threads != 0 ? cfg.threads : bt_cpus_usable();
-    struct bt_k_opts opts = {.isa = isas[cfg.isa], .n_threads = threads};
-    struct bt_k_opts plain = {.isa = "plain", .n_threads = 1};
+    struct bt_k_opts opts = {
+        .isa = isas[cfg.isa], .n_threads = threads, .numerics = classes[cfg.numerics]};
+    struct bt_k_opts plain = {.isa = "plain", .n_threads = 1, .numerics = opts.numerics};
     if (bt_k_create_cpu(&opts, &b.k, &err) != BT_OK ||
         bt_k_create_cpu(&plain, &b.plain, &err) != BT_OK) {
         fprintf(stderr, "bench-kernels: %s\n", err.msg);

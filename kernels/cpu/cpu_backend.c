@@ -82,6 +82,7 @@ static void cpu_destroy(struct bt_kctx *k)
 
     bt_pool_destroy(c->pool);
     cpu_unmap(c->scratch, c->scratch_bytes);
+    cpu_unmap(c->xq, c->xq_bytes);
     cpu_unmap(c->moe, c->moe_bytes);
     cpu_unmap(c->ordered, c->ordered_bytes);
     bt_free(c);
@@ -129,7 +130,6 @@ static enum bt_status cpu_sync(struct bt_kctx *k)
 }
 
 static const struct bt_backend_ops cpu_ops = {
-    .numerics = "cpu-f32",
     .destroy = cpu_destroy,
     .alloc = cpu_alloc,
     .free = cpu_free,
@@ -155,63 +155,92 @@ static const struct bt_backend_ops cpu_ops = {
     .moe_ffn = cpu_moe_ffn,
 };
 
-/* Best first; the last one runs anywhere. */
-static const struct cpu_isa *const isas[] = {
+/* What --isa chooses: kernels of f32, and those of the integer class. Best first; the last one runs anywhere. */
+static const struct isa {
+    const char *name;
+    const struct cpu_isa *f32;
+    const struct cpu_int8 *int8;
+} isas[] = {
 #if defined(__x86_64__)
-    &cpu_isa_avx512,
-    &cpu_isa_avx2,
-    &cpu_isa_plain_fma,
+    {"avx512-vnni", &cpu_isa_avx512, &cpu_int8_avx512_vnni},
+    {"avx512", &cpu_isa_avx512, &cpu_int8_avx512},
+    {"avx2", &cpu_isa_avx2, &cpu_int8_avx2},
+    {"plain", &cpu_isa_plain_fma, &cpu_int8_plain_fma},
 #endif
-    &cpu_isa_plain,
+    {"plain-libm", &cpu_isa_plain, &cpu_int8_plain},
+    {"plain", &cpu_isa_plain, &cpu_int8_plain},
 };
 
-static bool isa_present(const struct cpu_isa *isa)
+static bool isa_present(const struct isa *isa)
 {
 #if defined(__x86_64__)
     bool fma = __builtin_cpu_supports("fma") && __builtin_cpu_supports("avx");
     bool avx2 = fma && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+    bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                  __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 
-    if (isa == &cpu_isa_plain_fma) {
-        return fma;
+    if (isa->int8 == &cpu_int8_avx512_vnni) {
+        return avx512 && __builtin_cpu_supports("avx512vnni");
     }
-    if (isa == &cpu_isa_avx2) {
+    if (isa->f32 == &cpu_isa_avx512) {
+        return avx512;
+    }
+    if (isa->f32 == &cpu_isa_avx2) {
         return avx2;
     }
-    if (isa == &cpu_isa_avx512) {
-        return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    if (isa->f32 == &cpu_isa_plain_fma) {
+        return fma;
     }
 #endif
-    return isa == &cpu_isa_plain;
+    return isa->f32 == &cpu_isa_plain;
 }
 
-static enum bt_status choose_isa(const char *want, const struct cpu_isa **out, struct bt_err *err)
+static enum bt_status choose_isa(const char *want, const struct isa **out, struct bt_err *err)
 {
     bool any = want == NULL || strcmp(want, "auto") == 0, known = false;
 
     for (size_t i = 0; i < sizeof(isas) / sizeof(isas[0]); i++) {
-        if (!any && strcmp(want, isas[i]->name) != 0 &&
-            !(isas[i] == &cpu_isa_plain && strcmp(want, "plain") == 0)) {
+        if (!any && strcmp(want, isas[i].name) != 0) {
             continue;
         }
         known = true;
-        if (isa_present(isas[i])) {
-            *out = isas[i];
+        if (isa_present(&isas[i])) {
+            *out = &isas[i];
             return BT_OK;
         }
     }
     return known ? bt_err_set(err, BT_ERR_UNSUPPORTED, "this CPU has no %s", want)
-                 : bt_err_set(err, BT_ERR_INVALID,
-                              "unknown instruction set \"%s\" (auto, plain, avx2, avx512)", want);
+                 : bt_err_set(
+                       err, BT_ERR_INVALID,
+                       "unknown instruction set \"%s\" (auto, plain, avx2, avx512, avx512-vnni)",
+                       want);
+}
+
+static enum bt_status choose_numerics(const char *want, const char **out, struct bt_err *err)
+{
+    static const char *const classes[] = {"cpu-f32", "cpu-int8"};
+
+    for (size_t i = 0; i < sizeof(classes) / sizeof(classes[0]); i++) {
+        if (want == NULL || strcmp(want, classes[i]) == 0) {
+            *out = classes[i];
+            return BT_OK;
+        }
+    }
+    return bt_err_set(err, BT_ERR_INVALID, "unknown numerics class \"%s\" (cpu-f32, cpu-int8)",
+                      want);
 }
 
 enum bt_status bt_k_create_cpu(const struct bt_k_opts *opts, struct bt_kctx **out,
                                struct bt_err *err)
 {
-    const struct cpu_isa *isa = NULL;
+    const struct isa *isa = NULL;
+    const char *numerics = NULL;
     enum bt_status st = choose_isa(opts->isa, &isa, err);
     uint32_t n_threads = opts->n_threads != 0 ? opts->n_threads : bt_cpus_usable();
 
+    if (st == BT_OK) {
+        st = choose_numerics(opts->numerics, &numerics, err);
+    }
     if (st != BT_OK) {
         return st;
     }
@@ -228,7 +257,9 @@ enum bt_status bt_k_create_cpu(const struct bt_k_opts *opts, struct bt_kctx **ou
         return bt_err_set(err, BT_ERR_NOMEM, "out of memory for the CPU context");
     }
     c->base.ops = &cpu_ops;
-    c->isa = isa;
+    c->base.numerics = numerics;
+    c->isa = isa->f32;
+    c->int8 = strcmp(numerics, "cpu-int8") == 0 ? isa->int8 : NULL;
     c->n_threads = n_threads;
     c->scratch_bytes = (size_t)n_threads * CPU_SCRATCH * sizeof(float);
     c->scratch = cpu_map(c->scratch_bytes);

@@ -60,6 +60,19 @@ bool cpu_order_reserve(struct cpu_ctx *c, uint32_t n_cols)
     return p != NULL;
 }
 
+uint32_t cpu_panel_step(const struct cpu_ctx *c, const struct cpu_gemm *g, uint32_t n_row_tasks)
+{
+    /* A few tasks per thread, so that a thread that lost its core does not hold up the rest; not too small, because a
+     * task prepares its rows of x again, and a quarter of it should be a long stream. */
+    const size_t work_min = 64 * 1024;
+    size_t work = (size_t)g->n_rows * g->w->n_cols * g->w->n_rows;
+    uint32_t n_tasks = (c->n_threads * 4 + n_row_tasks - 1) / n_row_tasks;
+
+    n_tasks = work / n_tasks < work_min ? (uint32_t)(work / work_min) + 1 : n_tasks;
+    uint32_t step = (g->w->n_panels + n_tasks - 1) / n_tasks;
+    return c->n_threads == 1 ? g->w->n_panels : step < 4 ? 4 : (step + 1) / 2 * 2;
+}
+
 static void run_gemm(const struct cpu_ctx *c, const struct cpu_gemm *g)
 {
     const struct cpu_weight *w = g->w;
@@ -73,17 +86,7 @@ static void run_gemm(const struct cpu_ctx *c, const struct cpu_gemm *g)
 
     run.row_step = ((n_rows + row_tasks - 1) / row_tasks + 11) / 12 * 12;
     run.n_row_tasks = (n_rows + run.row_step - 1) / run.row_step;
-
-    /* A few tasks per thread, so that a thread that lost its core does not hold up the rest; not too small, because a
-     * task packs its rows of x again, and a quarter of it should be a long stream. */
-    const size_t work_min = 64 * 1024;
-    size_t work = (size_t)n_rows * w->n_cols * w->n_rows;
-    uint32_t panel_tasks = (c->n_threads * 4 + run.n_row_tasks - 1) / run.n_row_tasks;
-    panel_tasks = work / panel_tasks < work_min ? (uint32_t)(work / work_min) + 1 : panel_tasks;
-    run.panel_step = (w->n_panels + panel_tasks - 1) / panel_tasks;
-    run.panel_step = c->n_threads == 1    ? w->n_panels
-                     : run.panel_step < 4 ? 4
-                                          : (run.panel_step + 1) / 2 * 2;
+    run.panel_step = cpu_panel_step(c, g, run.n_row_tasks);
     bt_pool_run(c->pool, gemm_task, &run,
                 run.n_row_tasks * ((w->n_panels + run.panel_step - 1) / run.panel_step));
 }
@@ -111,6 +114,10 @@ void cpu_gemm(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ld
             g.x = c->ordered;
             g.ldx = w->n_cols;
         }
-        run_gemm(c, &g);
+        if (cpu_is_int8(c, w->dtype)) {
+            cpu_int8_gemm(c, &g);
+        } else {
+            run_gemm(c, &g);
+        }
     }
 }

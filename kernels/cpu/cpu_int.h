@@ -42,6 +42,8 @@
 #define CPU_GEMM_ROWS    240U /* rows of x in one task; a multiple of every tile height */
 #define CPU_KB           256U /* k values expanded at a time; a multiple of CPU_SUPER */
 #define CPU_ORDER_ROWS   256U /* rows of x put into a weight's order at a time */
+#define CPU_INT8_ROWS    512U /* rows of x rounded to 8 bits at a time */
+#define CPU_INT8_WORDS   19U
 #define CPU_HEAD_DIM_MAX 512U
 #define CPU_ATTN_ROWS    64U /* query rows (token, head) in one attention tile */
 #define CPU_ATTN_KEYS    64U /* keys in a block of the online softmax, aligned at absolute positions */
@@ -82,6 +84,28 @@ struct cpu_gemm {
     uint32_t n_rows;
 };
 
+/* A product of the integer class: x of g as the quantise of the same table left it, in tiles of tile_rows rows (the last one
+ * may have fewer), one after the other; within a tile block by block. */
+struct cpu_int8_run {
+    struct cpu_gemm g;
+    int32_t *xq; /* [n_rows][n_cols / CPU_BLOCK][row_words(dtype)], in that order of tiles */
+    uint32_t tile_rows;
+};
+
+/* Products of activations in 8 bits with block-quantised weights, for one instruction set. */
+struct cpu_int8 {
+    uint32_t tile_rows_max;
+    uint32_t gemv_rows_max; /* products of more rows go to gemm; 0: all do */
+    /* 32-bit words that a block of one row of x takes, at most CPU_INT8_WORDS. */
+    uint32_t (*row_words)(enum bt_dtype dtype);
+    void (*quantise)(const struct cpu_int8_run *r, uint32_t tile0, uint32_t tile1);
+    /* All rows (one tile of at most gemv_rows_max), panels [p0, p1). */
+    void (*gemv)(const struct cpu_int8_run *r, uint32_t p0, uint32_t p1);
+    /* scratch: CPU_SCRATCH_GEMM floats. */
+    void (*gemm)(const struct cpu_int8_run *r, uint32_t tile0, uint32_t tile1, uint32_t p0,
+                 uint32_t p1, float *scratch);
+};
+
 /* Query rows that share one key-value head; they need not be neighbours. */
 struct cpu_attn_tile {
     const struct bt_k_attn *a;
@@ -120,6 +144,8 @@ struct cpu_isa {
     void (*softmax)(float *y, const float *x, uint32_t n);
 };
 
+extern const struct cpu_int8 cpu_int8_plain, cpu_int8_plain_fma, cpu_int8_avx2, cpu_int8_avx512,
+    cpu_int8_avx512_vnni;
 extern const struct cpu_isa cpu_isa_plain, cpu_isa_plain_fma, cpu_isa_avx2, cpu_isa_avx512;
 
 struct cpu_ctx {
@@ -129,6 +155,10 @@ struct cpu_ctx {
     uint32_t n_threads;
     float *scratch; /* [n_threads][CPU_SCRATCH] */
     size_t scratch_bytes;
+    const struct cpu_int8 *int8; /* NULL: not the integer class */
+    int32_t *
+        xq; /* x in 8 bits: CPU_INT8_ROWS rows of the widest block-quantised weight, grown when weights are created */
+    size_t xq_bytes;
     float *moe; /* activations of the experts, grown on first use */
     size_t moe_bytes;
     float
@@ -193,6 +223,19 @@ void cpu_for_range(struct cpu_ctx *c, uint32_t n, size_t item_cost, cpu_range_fn
 
 /* Makes room for products with weights of n_cols inputs in their own order. */
 bool cpu_order_reserve(struct cpu_ctx *c, uint32_t n_cols) BT_NODISCARD;
+/* Panels in one task of a product whose rows are cut into n_row_tasks. */
+uint32_t cpu_panel_step(const struct cpu_ctx *c, const struct cpu_gemm *g, uint32_t n_row_tasks);
+/* Whether the integer class has its own products for a weight of this type. */
+static inline bool cpu_is_int8(const struct cpu_ctx *c, enum bt_dtype dtype)
+{
+    return c->int8 != NULL &&
+           (dtype == BT_DTYPE_Q4_0 || dtype == BT_DTYPE_Q4_1 || dtype == BT_DTYPE_Q8_0 ||
+            dtype == BT_DTYPE_Q4_K || dtype == BT_DTYPE_Q6_K);
+}
+/* Room for the activations of products with n_cols columns; before the first of them. BT_ERR_NOMEM. */
+enum bt_status cpu_int8_reserve(struct cpu_ctx *c, uint32_t n_cols) BT_NODISCARD;
+/* g->w: a block-quantised weight. */
+void cpu_int8_gemm(struct cpu_ctx *c, const struct cpu_gemm *g);
 
 /* Memory of whole pages, zeroed, mapped lazily. NULL: out of memory. */
 void *cpu_map(size_t bytes) BT_NODISCARD;

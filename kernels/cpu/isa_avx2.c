@@ -25,6 +25,7 @@
 #define ATTN_PV_VECS       2
 #include "kernels/cpu/v16_avx2.inc"
 #include "kernels/cpu/isa_math.inc"
+#include "kernels/cpu/isa_panel.inc"
 #include "kernels/cpu/isa_rows.inc"
 #include "kernels/cpu/isa_gemm.inc"
 #include "kernels/cpu/isa_attention.inc"

@@ -39,6 +39,7 @@
 #define ATTN_PV_VECS       4
 #include "kernels/cpu/v16_avx512.inc"
 #include "kernels/cpu/isa_math.inc"
+#include "kernels/cpu/isa_panel.inc"
 #include "kernels/cpu/isa_rows.inc"
 #include "kernels/cpu/isa_gemm.inc"
 #include "kernels/cpu/isa_attention.inc"

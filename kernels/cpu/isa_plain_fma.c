@@ -7,6 +7,7 @@
 #include "kernels/cpu/v16_plain.inc"
 #include "kernels/cpu/isa_plain_tiles.inc"
 #include "kernels/cpu/isa_math.inc"
+#include "kernels/cpu/isa_panel.inc"
 #include "kernels/cpu/isa_rows.inc"
 #include "kernels/cpu/isa_gemm.inc"
 #include "kernels/cpu/isa_attention.inc"

@@ -10,7 +10,7 @@
 #include "kernels/backend.h"
 #include "tests/check.h"
 
-#define PK_MAX 10
+#define PK_MAX 12
 
 struct pk {
     struct bt_kctx *k[PK_MAX];
@@ -19,17 +19,20 @@ struct pk {
     int n;
 };
 
-static inline void pk_open(struct pk *p)
+/* numerics: the class; NULL: the default. */
+static inline void pk_open_as(struct pk *p, const char *numerics)
 {
     static const struct {
         const char *isa;
         uint32_t threads;
-    } want[PK_MAX] = {{"plain", 1}, {"plain", 2},  {"plain-libm", 1}, {"avx2", 1},   {"avx2", 2},
-                      {"avx2", 3},  {"avx512", 1}, {"avx512", 2},     {"avx512", 3}, {"auto", 2}};
+    } want[PK_MAX] = {{"plain", 1},  {"plain", 2}, {"plain-libm", 1},  {"avx2", 1},
+                      {"avx2", 2},   {"avx2", 3},  {"avx512", 1},      {"avx512", 2},
+                      {"avx512", 3}, {"auto", 2},  {"avx512-vnni", 1}, {"avx512-vnni", 3}};
 
     p->n = 0;
     for (int i = 0; i < PK_MAX; i++) {
-        struct bt_k_opts o = {.isa = want[i].isa, .n_threads = want[i].threads};
+        struct bt_k_opts o = {
+            .isa = want[i].isa, .n_threads = want[i].threads, .numerics = numerics};
         struct bt_err err;
         enum bt_status st = bt_k_create_cpu(&o, &p->k[p->n], &err);
         if (st == BT_ERR_UNSUPPORTED) {
@@ -40,6 +43,11 @@ static inline void pk_open(struct pk *p)
         p->isa[p->n] = want[i].isa;
         p->threads[p->n++] = want[i].threads;
     }
+}
+
+static inline void pk_open(struct pk *p)
+{
+    pk_open_as(p, NULL);
 }
 
 static inline void pk_close(struct pk *p)

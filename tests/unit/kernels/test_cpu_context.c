@@ -16,6 +16,13 @@ static void test_options(void)
     CHECK_EQ(bt_k_create_cpu(&(struct bt_k_opts){0}, &k, &err), BT_OK);
     CHECK_STR(bt_k_numerics(k), "cpu-f32");
     bt_k_destroy(k);
+    CHECK_EQ(bt_k_create_cpu(&(struct bt_k_opts){.numerics = "cpu-int8"}, &k, &err), BT_OK);
+    CHECK_STR(bt_k_numerics(k), "cpu-int8");
+    bt_k_destroy(k);
+    k = NULL;
+    CHECK_EQ(bt_k_create_cpu(&(struct bt_k_opts){.numerics = "cpu-int4"}, &k, &err),
+             BT_ERR_INVALID);
+    CHECK(strstr(err.msg, "\"cpu-int4\"") != NULL);
     CHECK_EQ(bt_k_create_cpu(&(struct bt_k_opts){.isa = "sse9"}, &k, &err), BT_ERR_INVALID);
     CHECK(strstr(err.msg, "sse9") != NULL);
     CHECK_EQ(bt_k_create_cpu(&(struct bt_k_opts){.device = 1}, &k, &err), BT_ERR_INVALID);

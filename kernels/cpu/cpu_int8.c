@@ -1,0 +1,93 @@
+/* Matrix products of the integer class: rounds x to 8 bits once per product, into the context's buffer, then cuts the output
+ * into rectangles like cpu_gemm.c. Owns that buffer. The arithmetic is in isa_int8.inc. */
+
+#include "kernels/cpu/cpu_int.h"
+
+#include "base/mem.h"
+
+#define X_TASK_BYTES                                                                               \
+    (384U * 1024) /* rounded rows of one task: they stay in the second-level cache */
+
+struct int8_task {
+    struct cpu_int8_run r;
+    const struct cpu_ctx *ctx;
+    uint32_t n_tiles, tile_step, n_row_tasks, panel_step;
+};
+
+enum bt_status cpu_int8_reserve(struct cpu_ctx *c, uint32_t n_cols)
+{
+    size_t bytes;
+
+    if (!bt_mul_size(n_cols / CPU_BLOCK, CPU_INT8_ROWS * CPU_INT8_WORDS * sizeof(int32_t),
+                     &bytes)) {
+        return BT_ERR_NOMEM;
+    }
+    if (bytes <= c->xq_bytes) {
+        return BT_OK;
+    }
+    int32_t *p = cpu_map(bytes); /* lazily: only rows that are used take memory */
+    if (p == NULL) {
+        return BT_ERR_NOMEM;
+    }
+    cpu_unmap(c->xq, c->xq_bytes);
+    c->xq = p;
+    c->xq_bytes = bytes;
+    return BT_OK;
+}
+
+static void quantise_range(void *arg, uint32_t first, uint32_t last)
+{
+    const struct int8_task *t = arg;
+    t->ctx->int8->quantise(&t->r, first, last);
+}
+
+static void int8_task(void *arg, uint32_t task, uint32_t thread)
+{
+    const struct int8_task *t = arg;
+    uint32_t tile0 = task % t->n_row_tasks * t->tile_step,
+             panel0 = task / t->n_row_tasks * t->panel_step, n_panels = t->r.g.w->n_panels;
+    uint32_t tile1 = t->n_tiles - tile0 < t->tile_step ? t->n_tiles : tile0 + t->tile_step;
+    uint32_t panel1 = n_panels - panel0 < t->panel_step ? n_panels : panel0 + t->panel_step;
+
+    if (t->r.g.n_rows <= t->ctx->int8->gemv_rows_max) {
+        t->ctx->int8->gemv(&t->r, panel0, panel1);
+    } else {
+        t->ctx->int8->gemm(&t->r, tile0, tile1, panel0, panel1, cpu_scratch(t->ctx, thread));
+    }
+}
+
+/* At most CPU_INT8_ROWS rows. */
+static void gemm_rows(struct cpu_ctx *c, const struct cpu_gemm *g)
+{
+    const uint32_t height = c->int8->tile_rows_max;
+    uint32_t tiles = g->n_rows <= c->int8->gemv_rows_max ? 1 : (g->n_rows + height - 1) / height;
+    uint32_t rows =
+        (g->n_rows + tiles - 1) / tiles; /* even, so that no tile has but a row or two */
+    size_t tile_bytes = (size_t)rows * (g->w->n_cols / CPU_BLOCK) *
+                        c->int8->row_words(g->w->dtype) * sizeof(int32_t);
+    struct int8_task t = {.r = {.g = *g, .xq = c->xq, .tile_rows = rows},
+                          .ctx = c,
+                          .n_tiles = (g->n_rows + rows - 1) / rows};
+
+    cpu_for_range(c, t.n_tiles, (size_t)rows * g->w->n_cols, quantise_range, &t);
+    size_t step = X_TASK_BYTES / tile_bytes;
+    step = step < 4 ? 4 : step < t.n_tiles ? step : t.n_tiles;
+    t.n_row_tasks = (uint32_t)((t.n_tiles + step - 1) / step);
+    t.tile_step = (t.n_tiles + t.n_row_tasks - 1) / t.n_row_tasks;
+    t.n_row_tasks = (t.n_tiles + t.tile_step - 1) / t.tile_step;
+    t.panel_step = cpu_panel_step(c, g, t.n_row_tasks);
+    bt_pool_run(c->pool, int8_task, &t,
+                t.n_row_tasks * ((g->w->n_panels + t.panel_step - 1) / t.panel_step));
+}
+
+void cpu_int8_gemm(struct cpu_ctx *c, const struct cpu_gemm *g)
+{
+    struct cpu_gemm part = *g;
+
+    for (uint32_t row = 0; row < g->n_rows; row += part.n_rows) {
+        part.n_rows = g->n_rows - row < CPU_INT8_ROWS ? g->n_rows - row : CPU_INT8_ROWS;
+        part.x = g->x + (size_t)row * g->ldx;
+        part.y = g->y + (size_t)row * g->ldy;
+        gemm_rows(c, &part);
+    }
+}

@@ -1,0 +1,11 @@
+/* The same plain C, compiled where fmaf is an instruction instead of a library call: same bits, sooner. */
+
+#include "kernels/cpu/cpu_int.h"
+
+#define INT8_TABLE cpu_int8_plain_fma
+#include "kernels/cpu/v16_plain.inc"
+#include "kernels/cpu/int8_plain_tiles.inc"
+#include "kernels/cpu/isa_math.inc"
+#include "kernels/cpu/isa_panel.inc"
+#include "kernels/cpu/i8_plain.inc"
+#include "kernels/cpu/isa_int8.inc"

@@ -1,0 +1,317 @@
+/* The integer class: every product of block-quantised weights has the bits of its definition in kernels/backend.h, written
+ * here a second time, on every instruction set, thread count and row count. Other weights have the f32 class's bits. */
+
+#include "tests/parity/kernel_parity.h"
+
+static const enum bt_dtype formats[] = {BT_DTYPE_Q4_0, BT_DTYPE_Q4_1, BT_DTYPE_Q8_0, BT_DTYPE_Q4_K,
+                                        BT_DTYPE_Q6_K};
+
+static float half_value(const uint8_t *p)
+{
+    uint32_t h = (uint32_t)p[0] | (uint32_t)p[1] << 8, exponent = h >> 10 & 31, fraction = h & 1023;
+    double v = exponent == 0 ? ldexp(fraction, -24) : ldexp(1024 + fraction, (int)exponent - 25);
+    return (float)(h >> 15 ? -v : v);
+}
+
+/* 32 values of a row: integers, the scale of each half, and what is added. */
+struct parts {
+    int q[32];
+    float scale[2], min;
+    bool halves, has_min;
+};
+
+static void nibbles(struct parts *p, const uint8_t *q, int offset)
+{
+    for (int j = 0; j < 16; j++) {
+        p->q[j] = (q[j] & 15) - offset;
+        p->q[j + 16] = (q[j] >> 4) - offset;
+    }
+}
+
+static void q4_k_parts(struct parts *p, const uint8_t *b, uint32_t g)
+{
+    const uint8_t *s = b + 4, *q = b + 16 + g / 2 * 32;
+    int scale = g < 4 ? s[g] & 63 : (s[g + 4] & 15) + 16 * (s[g - 4] >> 6);
+    int min = g < 4 ? s[g + 4] & 63 : (s[g + 4] >> 4) + 16 * (s[g] >> 6);
+
+    p->scale[0] = half_value(b) * (float)scale;
+    p->min = -(half_value(b + 2) * (float)min);
+    p->has_min = true;
+    for (int j = 0; j < 32; j++) {
+        p->q[j] = g % 2 ? q[j] >> 4 : q[j] & 15;
+    }
+}
+
+static void q6_k_parts(struct parts *p, const uint8_t *b, uint32_t g)
+{
+    for (uint32_t j = 0; j < 32; j++) {
+        uint32_t half = g / 4, quarter = g % 4;
+        uint8_t low = b[64 * half + 32 * (quarter % 2) + j], high = b[128 + 32 * half + j];
+        p->q[j] = (quarter < 2 ? low & 15 : low >> 4) + 16 * (high >> 2 * quarter & 3) - 32;
+    }
+    p->halves = true;
+    for (uint32_t h = 0; h < 2; h++) {
+        p->scale[h] = half_value(b + 208) * (float)(int8_t)b[192 + 2 * g + h];
+    }
+}
+
+static struct parts parts_of(enum bt_dtype t, const uint8_t *row, uint32_t block)
+{
+    uint32_t i = block * 32, in = bt_dtype_block_values(t);
+    const uint8_t *b = row + (size_t)(i / in) * bt_dtype_block_bytes(t);
+    struct parts p = {.scale = {half_value(b)}};
+
+    switch (t) {
+    case BT_DTYPE_Q4_0:
+        nibbles(&p, b + 2, 8);
+        break;
+    case BT_DTYPE_Q4_1:
+        nibbles(&p, b + 4, 0);
+        p.min = half_value(b + 2);
+        p.has_min = true;
+        break;
+    case BT_DTYPE_Q8_0:
+        for (int j = 0; j < 32; j++) {
+            p.q[j] = (int8_t)b[2 + j];
+        }
+        break;
+    case BT_DTYPE_Q4_K:
+        q4_k_parts(&p, b, i % 256 / 32);
+        break;
+    default:
+        q6_k_parts(&p, b, i % 256 / 32);
+        break;
+    }
+    return p;
+}
+
+/* 32 values of x in 8 bits. Products are exact in double. */
+struct rounded {
+    int q[32];
+    float scale;
+};
+
+static struct rounded round_x(const float *x)
+{
+    struct rounded r = {.scale = 0};
+    float max = 0;
+
+    for (int j = 0; j < 32; j++) {
+        if (!isfinite(x[j])) {
+            r.scale = NAN;
+            return r;
+        }
+        max = fabsf(x[j]) > max ? fabsf(x[j]) : max;
+    }
+    if (max >= 0x1p-100F) {
+        float inv = 127.0F / max;
+        for (int j = 0; j < 32; j++) {
+            r.q[j] = (int)rint((double)x[j] * (double)inv);
+        }
+        r.scale = max / 127.0F;
+    }
+    return r;
+}
+
+static float next_sum(float acc, const struct parts *p, const struct rounded *x)
+{
+    int32_t sum[2] = {0, 0}, sum_x = 0;
+
+    for (int j = 0; j < 32; j++) {
+        sum[p->halves ? j / 16 : 0] += p->q[j] * x->q[j];
+        sum_x += x->q[j];
+    }
+    acc = fmaf((float)sum[0], p->scale[0] * x->scale, acc);
+    if (p->halves) {
+        acc = fmaf((float)sum[1], p->scale[1] * x->scale, acc);
+    }
+    return p->has_min ? fmaf(p->min, x->scale * (float)sum_x, acc) : acc;
+}
+
+static void expected(enum bt_dtype t, float *y, size_t ldy, const float *x, size_t ldx,
+                     const uint8_t *rows, const float *bias, uint32_t m_n, uint32_t n, uint32_t k)
+{
+    size_t row_bytes = (size_t)(k / bt_dtype_block_values(t)) * bt_dtype_block_bytes(t);
+    struct rounded *r = bt_alloc(m_n * (k / 32) * sizeof(*r));
+
+    for (uint32_t m = 0; m < m_n; m++) {
+        for (uint32_t b = 0; b < k / 32; b++) {
+            r[m * (k / 32) + b] = round_x(x + m * ldx + b * 32);
+        }
+    }
+    for (uint32_t j = 0; j < n; j++) {
+        for (uint32_t m = 0; m < m_n; m++) {
+            y[m * ldy + j] = 0;
+        }
+        for (uint32_t b = 0; b < k / 32; b++) {
+            struct parts p = parts_of(t, rows + j * row_bytes, b);
+            for (uint32_t m = 0; m < m_n; m++) {
+                y[m * ldy + j] = next_sum(y[m * ldy + j], &p, &r[m * (k / 32) + b]);
+            }
+        }
+        for (uint32_t m = 0; bias != NULL && m < m_n; m++) {
+            y[m * ldy + j] += bias[j];
+        }
+    }
+    bt_free(r);
+}
+
+static void put_half(uint8_t *p)
+{
+    p[0] = (uint8_t)pk_u32();
+    p[1] = (uint8_t)(0x1c + pk_u32() % 8 + (pk_u32() & 128)); /* up to about 0.03, both signs */
+}
+
+static uint8_t *random_rows(enum bt_dtype t, uint32_t n, uint32_t k)
+{
+    size_t step = bt_dtype_block_bytes(t), bytes = (size_t)n * k / bt_dtype_block_values(t) * step;
+    uint8_t *w = bt_alloc(bytes);
+
+    for (size_t i = 0; i < bytes; i++) {
+        w[i] = (uint8_t)pk_u32();
+    }
+    for (size_t i = 0; i < bytes; i += step) {
+        put_half(w + i + (t == BT_DTYPE_Q6_K ? 208 : 0));
+        if (t == BT_DTYPE_Q4_1 || t == BT_DTYPE_Q4_K) {
+            put_half(w + i + 2);
+        }
+        if (t == BT_DTYPE_Q8_0 && pk_u32() % 4 == 0) {
+            memset(w + i + 2, 0x80, 32); /* -128 throughout: the largest sums */
+        }
+    }
+    return w;
+}
+
+/* Rows of every kind: smooth, with outliers, integers (ties), zeros, the largest sums, too small, near the largest float. */
+static float *random_x(uint32_t m_n, size_t ldx)
+{
+    float *x = pk_floats(m_n * ldx, -1, 1);
+
+    for (size_t i = 0; i + 32 <= m_n * ldx; i += 32) {
+        uint32_t kind = pk_u32() % 16;
+        for (size_t j = i; j < i + 32; j++) {
+            x[j] = kind == 0   ? x[j] * 1e-33F
+                   : kind == 1 ? x[j] * 1e30F
+                   : kind == 2 ? 0.0F
+                   : kind == 3 ? 1.0F
+                   : kind == 4 ? floorf(x[j] * 127.0F) * 0.5F
+                   : kind == 5 ? x[j] * x[j] * x[j] * 100.0F
+                               : x[j];
+        }
+    }
+    return x;
+}
+
+static struct bt_kweight *weight(struct bt_kctx *k, enum bt_dtype t, const void *data,
+                                 uint32_t n_rows, uint32_t n_cols)
+{
+    struct bt_k_weight_desc d = {
+        .dtype = t, .n_rows = n_rows, .n_cols = n_cols, .data = data, .for_gemm = true};
+    struct bt_kweight *w = NULL;
+    CHECK_EQ(bt_k_weight_create(k, &d, &w, NULL), BT_OK);
+    return w;
+}
+
+static void test_shape(const struct pk *p, enum bt_dtype t, uint32_t m, uint32_t n, uint32_t k,
+                       bool bias)
+{
+    const size_t ldx = k + 3, ldy = n + 5;
+    uint8_t *rows = random_rows(t, n, k);
+    float *x = random_x(m, ldx), *b = pk_floats(n, -1, 1);
+    float *want = pk_floats(m * ldy, -1, 1), *y = pk_floats(m * ldy, -1, 1);
+    char what[96];
+
+    snprintf(what, sizeof(what), "int8 gemm %s m %u n %u k %u", bt_dtype_name(t), m, n, k);
+    expected(t, want, ldy, x, ldx, rows, bias ? b : NULL, m, n, k);
+    for (int i = 0; i < p->n; i++) {
+        struct bt_kweight *w = weight(p->k[i], t, rows, n, k);
+        memcpy(y, want, m * ldy * sizeof(float)); /* the gap between rows must stay */
+        for (uint32_t r = 0; r < m; r++) {
+            memset(y + r * ldy, 0xff, n * sizeof(float));
+        }
+        bt_k_gemm(p->k[i], y, ldy, x, ldx, w, bias ? b : NULL, m);
+        pk_same(what, p, i, y, want, m * ldy);
+        bt_k_weight_destroy(p->k[i], w);
+    }
+    bt_free(rows);
+    bt_free(x);
+    bt_free(b);
+    bt_free(want);
+    bt_free(y);
+}
+
+/* A row with a NaN or an infinity gives NaNs; the other rows do not notice. */
+static void test_not_finite(const struct pk *p, enum bt_dtype t)
+{
+    const uint32_t m_n = 14, n = 18, k = 512;
+    uint8_t *rows = random_rows(t, n, k);
+    float *x = pk_floats(m_n * k, -1, 1), *y = bt_alloc(m_n * n * sizeof(float));
+
+    x[2 * k + 40] = NAN;
+    x[5 * k + 511] = INFINITY;
+    x[13 * k] = -INFINITY;
+    for (int i = 0; i < p->n; i++) {
+        struct bt_kweight *w = weight(p->k[i], t, rows, n, k);
+        bt_k_gemm(p->k[i], y, n, x, k, w, NULL, m_n);
+        int bad = 0;
+        for (uint32_t m = 0; m < m_n; m++) {
+            bool want_nan = m == 2 || m == 5 || m == 13;
+            for (uint32_t j = 0; j < n; j++) {
+                bad += isnan(y[m * n + j]) != want_nan;
+            }
+        }
+        CHECK_EQ(bad, 0);
+        bt_k_weight_destroy(p->k[i], w);
+    }
+    bt_free(rows);
+    bt_free(x);
+    bt_free(y);
+}
+
+static void test_float_weights(const struct pk *p, const struct pk *f32)
+{
+    const uint32_t m = 6, n = 35, k = 130;
+    float *w = pk_floats(n * k, -1, 1), *x = pk_floats(m * k, -1, 1);
+    float *want = bt_alloc(m * n * sizeof(float)), *y = bt_alloc(m * n * sizeof(float));
+
+    struct bt_kweight *a = weight(f32->k[0], BT_DTYPE_F32, w, n, k);
+    bt_k_gemm(f32->k[0], want, n, x, k, a, NULL, m);
+    bt_k_weight_destroy(f32->k[0], a);
+    for (int i = 0; i < p->n; i++) {
+        a = weight(p->k[i], BT_DTYPE_F32, w, n, k);
+        bt_k_gemm(p->k[i], y, n, x, k, a, NULL, m);
+        pk_same("f32 weights in the integer class", p, i, y, want, m * n);
+        bt_k_weight_destroy(p->k[i], a);
+    }
+    bt_free(w);
+    bt_free(x);
+    bt_free(want);
+    bt_free(y);
+}
+
+int main(void)
+{
+    struct pk p, f32;
+
+    pk_open_as(&p, "cpu-int8");
+    pk_open(&f32);
+    CHECK_STR(bt_k_numerics(p.k[0]), "cpu-int8");
+    for (size_t f = 0; f < sizeof(formats) / sizeof(formats[0]); f++) {
+        enum bt_dtype t = formats[f];
+        uint32_t block = bt_dtype_block_values(t);
+        for (uint32_t m = 1; m <= 40; m++) {
+            test_shape(&p, t, m, 1 + m * 7 % 41, m % 3 == 0 ? 512 : 256, m % 2 == 0);
+        }
+        test_shape(&p, t, 3, 200, 1280, true); /* several K-blocks, several streams */
+        test_shape(&p, t, 29, 130, 1536, true);
+        test_shape(&p, t, 512, 20, 256, false);
+        test_shape(&p, t, 601, 17, 256, true); /* more rows than are rounded at a time */
+        test_shape(&p, t, 5, 33, block, false);
+        test_shape(&p, t, 13, 33, 9 * block, false);
+        test_not_finite(&p, t);
+    }
+    test_float_weights(&p, &f32);
+    pk_close(&p);
+    pk_close(&f32);
+    return bt_test_done();
+}
