@@ -58,6 +58,10 @@ static uint32_t first_visible(const struct bt_pf_core *c, uint32_t group, uint32
 static void on_grant(struct bt_pf_core *c, uint64_t now, uint64_t conn, struct pf_job *j,
                      const struct bt_control *m)
 {
+    if (m->generation == 0) { /* no decode node counts its leases from there */
+        c->stats.stale++;
+        return;
+    }
     if (j == NULL || !j->started_sent || j->conn != conn || j->granted ||
         m->grant.n_groups != c->opts.n_groups) {
         c->stats.stale++;

@@ -30,7 +30,7 @@ def test_metrics(manual, tmp_path):
 
 
 def test_options(manual):
-    programs = [["baton-router"], ["baton-prefilld"], ["baton-decoded"], *(["baton", c] for c in ("up", "chat", "status", "drain", "trace"))]
+    programs = [["baton-router"], ["baton-prefilld"], ["baton-decoded"], *(["baton", c] for c in ("up", "chat", "status", "drain", "trace", "quantize", "perplexity"))]
     known = "".join(subprocess.run([os.path.join(BIN, p), *rest, "--help"], capture_output=True, text=True, check=True).stdout
                     for p, *rest in programs)
     missing = {o for o in re.findall(r"`[^`]*?(--[a-z][a-z-]*[a-z])", manual) if o not in known and o not in ("--install", "--prefix")}

@@ -1432,6 +1432,43 @@ static void test_grant_beyond_the_window(void)
     world_check_idle(&w);
 }
 
+/* Decode nodes count leases from 1: a grant of 0, and a word that the hand-off to it arrived, are nobody's. */
+static void test_grant_of_no_lease(void)
+{
+    static struct world w;
+    uint32_t ids[1] = {7};
+    struct bt_sampled s = {.token = 100};
+
+    world_start(&w, 1);
+    add_request(&w, 8, 4);
+    w.n = 0;
+    submit(&w, 0, true);
+    uint64_t job = w.pe[0].job, stale = bt_pf_core_stats(w.p)->stale;
+
+    bt_pf_on_engine_started(w.p, w.now, job);
+    p_control(&w, BT_CONTROL_GRANT, 0);
+    CHECK_EQ(bt_pf_core_actions(w.p)->n, 0);
+    for (uint32_t l = 0; l < N_LAYERS; l++) {
+        bt_pf_on_engine_pages(w.p, w.now, job, 0, l, 0, 1, ids);
+        CHECK_EQ(bt_pf_core_actions(w.p)->n, 0);
+    }
+    bt_pf_on_engine_token(w.p, w.now, job, 0, &s, 0);
+    run_p(&w);
+    p_control(&w, BT_CONTROL_DONE, 0);
+    CHECK_EQ(bt_pf_core_actions(w.p)->n, 0);
+    CHECK_EQ(bt_pf_core_stats(w.p)->stale, stale + 2);
+    CHECK_EQ(bt_pf_core_jobs(w.p), 1); /* it waits for its grant */
+    p_control(&w, BT_CONTROL_GRANT, 5);
+    run_p(&w);
+    p_control(&w, BT_CONTROL_DONE, 5);
+    run_p(&w);
+    for (uint32_t l = 0; l < N_LAYERS; l++) {
+        bt_pf_on_pushed(w.p, w.now, job, &w.tickets[0], BT_OK);
+        run_p(&w);
+    }
+    world_check_idle(&w);
+}
+
 static void test_second_grant_is_stale(void)
 {
     static struct world w;
@@ -1704,6 +1741,7 @@ int main(void)
     test_kept_goes_first();
     test_replaces_another();
     test_grant_beyond_the_window();
+    test_grant_of_no_lease();
     test_second_grant_is_stale();
     test_submit_refused_by_engine();
     test_later_router_hears_of_cut_peer();
