@@ -42,7 +42,8 @@ static void q4_block(float *y, const uint8_t *q, float d, float m)
 static void q5_block(float *y, const uint8_t *high, const uint8_t *q, float d, float m)
 {
     for (uint32_t j = 0; j < 16; j++) {
-        uint32_t a = high[j / 8] >> j % 8 & 1U, b = high[2 + j / 8] >> j % 8 & 1U;
+        uint32_t a = (uint32_t)high[j / 8] >> j % 8 & 1U;
+        uint32_t b = (uint32_t)high[2 + j / 8] >> j % 8 & 1U;
         y[j] = d * (float)((q[j] & 15U) | a << 4) + m;
         y[j + 16] = d * (float)((uint32_t)(q[j] >> 4) | b << 4) + m;
     }
@@ -100,7 +101,7 @@ void cpu_k_values(const uint8_t *p, enum bt_dtype dtype, uint8_t q[256])
 
     for (uint32_t j = 0; j < 256; j++) {
         uint32_t l = j % 32, quarter = j / 32 % 4, sub = j / 32;
-        uint32_t low = pairs[j / 128 * 32 + l] >> 2 * quarter & 3U;
+        uint32_t low = (uint32_t)pairs[j / 128 * 32 + l] >> 2 * quarter & 3U;
         switch (dtype) {
         case BT_DTYPE_Q2_K:
             q[j] = (uint8_t)low;
@@ -109,7 +110,7 @@ void cpu_k_values(const uint8_t *p, enum bt_dtype dtype, uint8_t q[256])
             q[j] = (uint8_t)(low | (p[l] >> sub & 1U) << 2);
             break;
         default: /* q5_k */
-            q[j] = (uint8_t)((p[48 + sub / 2 * 32 + l] >> 4 * (sub % 2) & 15U) |
+            q[j] = (uint8_t)(((uint32_t)p[48 + sub / 2 * 32 + l] >> 4 * (sub % 2) & 15U) |
                              (p[16 + l] >> sub & 1U) << 4);
             break;
         }
@@ -119,7 +120,7 @@ void cpu_k_values(const uint8_t *p, enum bt_dtype dtype, uint8_t q[256])
 int8_t cpu_q3_k_scale(const uint8_t *scales, uint32_t s)
 {
     uint32_t low = s < 8 ? scales[s] & 15U : scales[s - 8] >> 4;
-    return (int8_t)((int)(low | (scales[8 + s % 4] >> 2 * (s / 4) & 3U) << 4) - 32);
+    return (int8_t)((int)(low | ((uint32_t)scales[8 + s % 4] >> 2 * (s / 4) & 3U) << 4) - 32);
 }
 
 static void q2_k_block(float *y, const uint8_t *p)

@@ -119,7 +119,7 @@ static void pack_q4(const struct pack *p, uint32_t n_scales, bool high)
             if (high) {
                 uint8_t q[CPU_BLOCK];
                 for (uint32_t k = 0; k < CPU_BLOCK; k++) {
-                    q[k] = in[q_at - 4 + k / 8] >> k % 8 & 1U;
+                    q[k] = (uint8_t)((uint32_t)in[q_at - 4 + k / 8] >> k % 8 & 1U);
                 }
                 put_bits(out + n_scales * 32 + 256, q, 0, c);
             }
