@@ -167,6 +167,19 @@ struct dc_job *bt_dc_live_job(struct bt_dc_core *c, uint64_t id)
     return j != NULL && j->state != JOB_ENDING ? j : NULL;
 }
 
+/* What still lands over the same connection is witness to its pages from now on (waits_its_turn). */
+static void leave_page_time(struct bt_dc_core *c, const struct dc_job *gone)
+{
+    uint32_t pos = 0;
+    struct dc_job *j;
+
+    while (gone->t_page != 0 && (j = bt_ticket_table_next(&c->jobs, &pos)) != NULL) {
+        if (j->state == JOB_LANDING && j->conn == gone->conn && j->t_page < gone->t_page) {
+            j->t_page = gone->t_page;
+        }
+    }
+}
+
 void bt_dc_job_remove(struct bt_dc_core *c, struct dc_job *j)
 {
     if (j->engine_knows) {
@@ -176,6 +189,7 @@ void bt_dc_job_remove(struct bt_dc_core *c, struct dc_job *j)
         bt_dc_lease_drop(c, j);
     }
     bt_slab_put(&c->requests, j->tokens);
+    leave_page_time(c, j);
     bt_ticket_table_remove(&c->jobs, j);
 }
 

@@ -29,7 +29,7 @@ struct dc_job {
     uint32_t first_index;
     bool has_logprobs;
     uint64_t t_progress; /* ns: the grant, a page, the hand-off, or P said that it computes */
-    uint64_t t_page;     /* a page came; 0: none yet */
+    uint64_t t_page;     /* a page came, of it or of one that shared its connection; 0: none yet */
     uint64_t t_started, t_granted, t_handoff, t_full, t_run; /* ns */
     uint64_t t_submit, t_compute; /* local: it came, and its first chunk began; 0: not yet */
     uint64_t batch_sum;           /* running jobs, summed over its tokens */
