@@ -5,6 +5,7 @@
 #include <math.h>
 #include <string.h>
 #include "base/assert.h"
+#include "base/float16.h"
 
 enum { BLOCK = 32 };
 
@@ -13,49 +14,11 @@ bool bt_quantize_known(enum bt_dtype dtype)
     return dtype <= BT_DTYPE_Q5_1 || dtype == BT_DTYPE_Q8_0;
 }
 
-static uint16_t half_of(float v)
-{
-    uint32_t bits;
-
-    memcpy(&bits, &v, sizeof(bits));
-    uint32_t sign = bits >> 16 & 0x8000U, mag = bits & 0x7fffffffU;
-    if (mag > 0x7f800000U) {
-        return (uint16_t)(sign | 0x7e00U);
-    }
-    if (mag >= 0x477ff000U) { /* 65520 and more */
-        return (uint16_t)(sign | 0x7c00U);
-    }
-    if (mag < 0x38800000U) { /* a multiple of 2^-24 */
-        return (uint16_t)(sign | (uint32_t)lrintf(fabsf(v) * 0x1p24F));
-    }
-    mag += 0xfffU + (mag >> 13 & 1U);
-    return (uint16_t)(sign | (mag - (112U << 23)) >> 13);
-}
-
-static float half_value(uint16_t h)
-{
-    int exp = h >> 10 & 31, man = h & 1023;
-    float v = exp == 0 ? (float)man * 0x1p-24F : ldexpf((float)(man + 1024), exp - 25);
-
-    return h >> 15 != 0 ? -v : v;
-}
-
-static uint16_t bf16_of(float v)
-{
-    uint32_t bits;
-
-    memcpy(&bits, &v, sizeof(bits));
-    if ((bits & 0x7fffffffU) > 0x7f800000U) {
-        return (uint16_t)(bits >> 16 | 64U); /* a NaN stays one */
-    }
-    return (uint16_t)((bits + 0x7fffU + (bits >> 16 & 1U)) >> 16);
-}
-
 /* Stores scale as a half at out and returns 1 / the stored value, 0 for none. */
 static float put_scale(uint8_t *out, float scale)
 {
-    uint16_t h = half_of(scale);
-    float stored = half_value(h);
+    uint16_t h = bt_f32_to_f16(scale);
+    float stored = bt_f16_to_f32(h);
 
     memcpy(out, &h, 2);
     return stored < 0.0F || stored > 0.0F ? 1.0F / stored : 0.0F;
@@ -109,11 +72,11 @@ static void offset_block(uint8_t *out, const float *x, int bits)
         low = x[j] < low ? x[j] : low;
         high = x[j] > high ? x[j] : high;
     }
-    uint16_t min = half_of(low);
+    uint16_t min = bt_f32_to_f16(low);
     float inverse = put_scale(out, (high - low) / (float)top);
     memcpy(out + 2, &min, 2);
     for (uint32_t j = 0; j < BLOCK; j++) {
-        q[j] = clamped((x[j] - half_value(min)) * inverse, top);
+        q[j] = clamped((x[j] - bt_f16_to_f32(min)) * inverse, top);
     }
     put_quants(out + (bits == 5 ? 8 : 4), bits == 5 ? out + 4 : NULL, q);
 }
@@ -140,7 +103,7 @@ static void plain(void *out, const float *x, uint32_t n, enum bt_dtype dtype)
         return;
     }
     for (uint32_t i = 0; i < n; i++) {
-        h[i] = dtype == BT_DTYPE_F16 ? half_of(x[i]) : bf16_of(x[i]);
+        h[i] = dtype == BT_DTYPE_F16 ? bt_f32_to_f16(x[i]) : bt_f32_to_bf16(x[i]);
     }
 }
 

@@ -6,6 +6,7 @@
 #include <math.h>
 #include <string.h>
 #include "base/assert.h"
+#include "base/float16.h"
 #include "base/mem.h"
 #include "files/quant_blocks.h"
 #include "model/export_int.h"

@@ -3,25 +3,7 @@
 #include "model/gemma_int.h"
 
 #include <math.h>
-#include <string.h>
-
-static float round_bf16(float v)
-{
-    uint32_t bits;
-
-    memcpy(&bits, &v, sizeof(bits));
-    bits = (bits + 0x7fffU + ((bits >> 16) & 1U)) & 0xffff0000U;
-    memcpy(&v, &bits, sizeof(v));
-    return v;
-}
-
-static float round_f16(float v)
-{
-    int exp;
-    float man = frexpf(v, &exp); /* 11 bits of precision; sqrt(dim) is far from the range's ends */
-
-    return ldexpf(rintf(man * 2048.0F), exp - 11);
-}
+#include "base/float16.h"
 
 static double cap(struct bt_hf *c, const char *key, double if_absent)
 {
@@ -52,9 +34,9 @@ void bt_gemma_config_hf(struct bt_model *m, struct bt_hf *c, double attn_softcap
     /* The training code held the factor in the type of the weights. */
     g->embed_scale = sqrtf((float)g->dim);
     if (embed != NULL && embed->supported && embed->dtype == BT_DTYPE_BF16) {
-        g->embed_scale = round_bf16(g->embed_scale);
+        g->embed_scale = bt_bf16_to_f32(bt_f32_to_bf16(g->embed_scale));
     } else if (embed != NULL && embed->supported && embed->dtype == BT_DTYPE_F16) {
-        g->embed_scale = round_f16(g->embed_scale);
+        g->embed_scale = bt_f16_to_f32(bt_f32_to_f16(g->embed_scale));
     }
 }
 

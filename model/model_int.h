@@ -230,9 +230,6 @@ void bt_bind_check_shape(struct bt_binder *b, const struct bt_tensor *t, uint32_
                          const uint64_t *shape);
 void bt_bind_no_memory(struct bt_binder *b);
 
-/* n values of type F32, F16 or BF16, at any alignment. */
-void bt_plain_to_f32(float *out, const void *from, enum bt_dtype dtype, size_t n);
-
 /* quant_config.c: reads quantization_config, where there is one, and refuses what it cannot read. */
 void bt_quant_config_read(struct bt_model *m, struct bt_hf *c);
 /* quant_bind.c: the quantised form of the matrix stem + ".weight", in m's arena; NULL when the file

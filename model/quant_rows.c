@@ -2,6 +2,7 @@
  * or 8-bit quants. Moves bits; the only arithmetic is minimum = scale * -zero, exact for 16-bit scales. */
 
 #include <string.h>
+#include "base/float16.h"
 #include "base/mem.h"
 #include "model/model_int.h"
 

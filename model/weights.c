@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 #include "base/assert.h"
+#include "base/float16.h"
 #include "base/mem.h"
 #include "files/map.h"
 #include "model/model_int.h"
@@ -332,40 +333,6 @@ enum bt_status bt_weights_bind(struct bt_model *m, struct bt_err *err)
     return b.st;
 }
 
-static float f16_value(uint16_t h)
-{
-    uint32_t sign = (uint32_t)(h & 0x8000U) << 16, exp = (h >> 10) & 31U, man = h & 1023U, bits;
-    float f;
-
-    if (exp == 0) { /* zero or subnormal: man * 2^-24 is exact */
-        f = (float)man * 0x1p-24F;
-        return sign != 0 ? -f : f;
-    }
-    bits = sign | (exp == 31 ? 0x7f800000U : (exp + 112) << 23) | man << 13;
-    memcpy(&f, &bits, sizeof(f));
-    return f;
-}
-
-void bt_plain_to_f32(float *out, const void *from, enum bt_dtype dtype, size_t n)
-{
-    const uint8_t *p = from;
-
-    if (dtype == BT_DTYPE_F32) {
-        memcpy(out, p, n * sizeof(float));
-        return;
-    }
-    for (size_t i = 0; i < n; i++) {
-        uint16_t h;
-        memcpy(&h, p + 2 * i, 2);
-        if (dtype == BT_DTYPE_F16) {
-            out[i] = f16_value(h);
-        } else {
-            uint32_t bits = (uint32_t)h << 16;
-            memcpy(&out[i], &bits, sizeof(bits));
-        }
-    }
-}
-
 static enum bt_status load_vector(struct bt_model *m, struct bt_slot *s, struct bt_err *err)
 {
     size_t bytes = s->n_cols * sizeof(float);
@@ -382,7 +349,7 @@ static enum bt_status load_vector(struct bt_model *m, struct bt_slot *s, struct 
     return BT_OK;
 }
 
-/* One slot's device form; at: its place in the cache file. */
+/* One slot's device form; at: its place among the packed ones. */
 static enum bt_status load_slot(struct bt_model *m, struct bt_slot *s, size_t at,
                                 struct bt_err *err)
 {
@@ -391,11 +358,11 @@ static enum bt_status load_slot(struct bt_model *m, struct bt_slot *s, size_t at
     }
     struct bt_k_weight_desc d = bt_slot_desc(s);
 
-    if (m->panels != NULL && bt_panels_bytes(m, s) > 0) {
-        d.panels = bt_panel_file_data(m->panels) + at;
-        d.panels_ready = bt_panel_file_ready(m->panels);
-    } else if (m->own_panels != NULL && bt_panels_bytes(m, s) > 0) {
-        d.panels = m->own_panels + at;
+    uint8_t *base = m->panels != NULL ? bt_panel_file_data(m->panels) : m->own_panels;
+
+    if (base != NULL && bt_panels_bytes(m, s) > 0) {
+        d.panels = base + at;
+        d.panels_ready = m->packed.reused;
     }
     void *rows = NULL;
     enum bt_status st = s->quant != NULL ? bt_quant_rows(s->quant, &rows, err) : BT_OK;

@@ -5,28 +5,11 @@
 #include "kernels/cpu/cpu_int.h"
 
 #include <string.h>
-
-float cpu_f16_to_f32(uint16_t h)
-{
-    uint32_t sign = (uint32_t)(h & 0x8000U) << 16, mag = h & 0x7fffU, bits;
-    float f;
-
-    if (mag < 0x400U) {
-        f = (float)mag * 0x1p-24F;
-        memcpy(&bits, &f, sizeof(bits));
-    } else if (mag < 0x7c00U) {
-        bits = (mag << 13) + ((127U - 15U) << 23);
-    } else {
-        bits = 0x7f800000U | (mag & 0x3ffU) << 13 | (mag > 0x7c00U ? 0x400000U : 0);
-    }
-    bits |= sign;
-    memcpy(&f, &bits, sizeof(f));
-    return f;
-}
+#include "base/float16.h"
 
 static float f16_at(const uint8_t *p)
 {
-    return cpu_f16_to_f32((uint16_t)(p[0] | p[1] << 8));
+    return bt_f16_to_f32((uint16_t)(p[0] | p[1] << 8));
 }
 
 /* d, m and 16 bytes of nibbles: low ones are values 0 … 15, high ones 16 … 31. */
@@ -183,24 +166,6 @@ static void q6_k_block(float *y, const uint8_t *p)
     }
 }
 
-static void plain_values(float *y, const uint8_t *raw, enum bt_dtype dtype, uint32_t n)
-{
-    if (dtype == BT_DTYPE_F32) {
-        memcpy(y, raw, n * sizeof(float));
-        return;
-    }
-    for (uint32_t i = 0; i < n; i++) {
-        uint16_t h;
-        memcpy(&h, raw + 2 * (size_t)i, sizeof(h));
-        if (dtype == BT_DTYPE_F16) {
-            y[i] = cpu_f16_to_f32(h);
-        } else {
-            uint32_t bits = (uint32_t)h << 16;
-            memcpy(&y[i], &bits, sizeof(bits));
-        }
-    }
-}
-
 static float f32_at(const uint8_t *p)
 {
     float f;
@@ -266,7 +231,7 @@ void cpu_dequant(float *y, const uint8_t *raw, enum bt_dtype dtype, uint32_t n)
     uint32_t step = bt_dtype_block_values(dtype), bytes = bt_dtype_block_bytes(dtype);
 
     if (step == 1) {
-        plain_values(y, raw, dtype, n);
+        bt_plain_to_f32(y, raw, dtype, n);
         return;
     }
     for (uint32_t i = 0; i < n; i += step, raw += bytes) {

@@ -205,7 +205,6 @@ static inline size_t cpu_grouped_at(enum bt_dtype dtype, uint32_t shift, uint32_
 }
 /* n values of a raw row, from the first block on, to f32. n: a multiple of the block size. */
 void cpu_dequant(float *y, const uint8_t *raw, enum bt_dtype dtype, uint32_t n);
-float cpu_f16_to_f32(uint16_t h);
 /* The values that iq4_nl's nibbles stand for, each with 128 added. */
 extern const uint8_t cpu_iq4_nl[16];
 /* The 256 quants of a block without their offset, in order: q2_k 0 … 3, q3_k 0 … 7 (zero is 4), q5_k 0 … 31. */
