@@ -66,6 +66,22 @@ static inline uint32_t pk_u32(void)
     return x ^ x >> 15;
 }
 
+/* The two bytes of a half, from the format's description. */
+static inline double pk_half_value(const uint8_t *p)
+{
+    uint32_t h = (uint32_t)p[0] | (uint32_t)p[1] << 8, exponent = h >> 10 & 31, fraction = h & 1023;
+    double v = exponent == 0 ? ldexp(fraction, -24) : ldexp(1024 + fraction, (int)exponent - 25);
+
+    return h >> 15 ? -v : v;
+}
+
+/* A random half of up to about 0.03, of both signs. */
+static inline void pk_put_half(uint8_t *p)
+{
+    p[0] = (uint8_t)pk_u32();
+    p[1] = (uint8_t)(0x1c + pk_u32() % 8 + (pk_u32() & 128));
+}
+
 static inline float pk_uniform(float lo, float hi)
 {
     return lo + (hi - lo) * (float)(pk_u32() >> 8) * 0x1p-24F;

@@ -3,13 +3,6 @@
 
 #include "tests/parity/kernel_parity.h"
 
-static double half_value(const uint8_t *p)
-{
-    uint32_t h = (uint32_t)p[0] | (uint32_t)p[1] << 8, exponent = h >> 10 & 31, fraction = h & 1023;
-    double v = exponent == 0 ? ldexp(fraction, -24) : ldexp(1024 + fraction, (int)exponent - 25);
-    return h >> 15 ? -v : v;
-}
-
 static int nibble(const uint8_t *q, uint32_t j)
 {
     return j < 16 ? q[j] & 15 : q[j - 16] >> 4;
@@ -57,24 +50,24 @@ static double weight_value(enum bt_dtype t, const uint8_t *row, uint32_t i)
         memcpy(&f, b, 4);
         return (double)f;
     case BT_DTYPE_F16:
-        return half_value(b);
+        return pk_half_value(b);
     case BT_DTYPE_BF16: {
         uint32_t bits = (uint32_t)b[0] << 16 | (uint32_t)b[1] << 24;
         memcpy(&f, &bits, 4);
         return (double)f;
     }
     case BT_DTYPE_Q4_0:
-        return half_value(b) * (nibble(b + 2, j) - 8);
+        return pk_half_value(b) * (nibble(b + 2, j) - 8);
     case BT_DTYPE_Q4_1:
-        return half_value(b) * nibble(b + 4, j) + half_value(b + 2);
+        return pk_half_value(b) * nibble(b + 4, j) + pk_half_value(b + 2);
     case BT_DTYPE_Q5_0:
-        return half_value(b) * (nibble(b + 6, j) + 16 * bit(b + 2, j) - 16);
+        return pk_half_value(b) * (nibble(b + 6, j) + 16 * bit(b + 2, j) - 16);
     case BT_DTYPE_Q5_1:
-        return half_value(b) * (nibble(b + 8, j) + 16 * bit(b + 4, j)) + half_value(b + 2);
+        return pk_half_value(b) * (nibble(b + 8, j) + 16 * bit(b + 4, j)) + pk_half_value(b + 2);
     case BT_DTYPE_IQ4_NL:
-        return half_value(b) * iq4_nl_values[nibble(b + 2, j)];
+        return pk_half_value(b) * iq4_nl_values[nibble(b + 2, j)];
     case BT_DTYPE_Q8_0:
-        return half_value(b) * (int8_t)b[2 + j];
+        return pk_half_value(b) * (int8_t)b[2 + j];
     case BT_DTYPE_G4:
     case BT_DTYPE_G8: {
         float d, m;
@@ -83,34 +76,28 @@ static double weight_value(enum bt_dtype t, const uint8_t *row, uint32_t i)
         return (double)d * (t == BT_DTYPE_G4 ? nibble(b + 8, j) : b[8 + j]) + (double)m;
     }
     case BT_DTYPE_Q2_K:
-        return half_value(b + 80) * (b[j / 16] & 15) * pair(b + 16, j) -
-               half_value(b + 82) * (b[j / 16] >> 4);
+        return pk_half_value(b + 80) * (b[j / 16] & 15) * pair(b + 16, j) -
+               pk_half_value(b + 82) * (b[j / 16] >> 4);
     case BT_DTYPE_Q3_K:
-        return half_value(b + 108) * scale3(b + 96, j / 16) *
+        return pk_half_value(b + 108) * scale3(b + 96, j / 16) *
                (pair(b + 32, j) + 4 * (b[j % 32] >> j / 32 & 1) - 4);
     case BT_DTYPE_Q4_K:
-        return half_value(b) * scale4(b + 4, j / 32, false) *
+        return pk_half_value(b) * scale4(b + 4, j / 32, false) *
                    (b[16 + j / 64 * 32 + j % 32] >> 4 * (j / 32 % 2) & 15) -
-               half_value(b + 2) * scale4(b + 4, j / 32, true);
+               pk_half_value(b + 2) * scale4(b + 4, j / 32, true);
     case BT_DTYPE_Q5_K:
-        return half_value(b) * scale4(b + 4, j / 32, false) *
+        return pk_half_value(b) * scale4(b + 4, j / 32, false) *
                    ((b[48 + j / 64 * 32 + j % 32] >> 4 * (j / 32 % 2) & 15) +
                     16 * (b[16 + j % 32] >> j / 32 & 1)) -
-               half_value(b + 2) * scale4(b + 4, j / 32, true);
+               pk_half_value(b + 2) * scale4(b + 4, j / 32, true);
     default: {
         /* q6_k: 128 bytes of low nibbles, 64 of high bit pairs, 16 int8 scales, d */
         uint32_t half = j / 128, r = j % 128, quarter = r / 32, l = r % 32;
         uint8_t low = b[64 * half + 32 * (quarter % 2) + l], high = b[128 + 32 * half + l];
         int q = (quarter < 2 ? low & 15 : low >> 4) + 16 * (high >> 2 * quarter & 3) - 32;
-        return half_value(b + 208) * (int8_t)b[192 + j / 16] * q;
+        return pk_half_value(b + 208) * (int8_t)b[192 + j / 16] * q;
     }
     }
-}
-
-static void put_half(uint8_t *p)
-{
-    p[0] = (uint8_t)pk_u32();
-    p[1] = (uint8_t)(0x1c + pk_u32() % 8 + (pk_u32() & 128)); /* up to about 0.03, both signs */
 }
 
 static uint8_t *random_rows(enum bt_dtype t, uint32_t n, uint32_t k)
@@ -135,17 +122,17 @@ static uint8_t *random_rows(enum bt_dtype t, uint32_t n, uint32_t k)
         case BT_DTYPE_Q5_0:
         case BT_DTYPE_IQ4_NL:
         case BT_DTYPE_Q8_0:
-            put_half(w + i);
+            pk_put_half(w + i);
             break;
         case BT_DTYPE_Q2_K:
-            put_half(w + i + 80);
-            put_half(w + i + 82);
+            pk_put_half(w + i + 80);
+            pk_put_half(w + i + 82);
             break;
         case BT_DTYPE_Q3_K:
-            put_half(w + i + 108);
+            pk_put_half(w + i + 108);
             break;
         case BT_DTYPE_Q6_K:
-            put_half(w + i + 208);
+            pk_put_half(w + i + 208);
             break;
         case BT_DTYPE_G4:
         case BT_DTYPE_G8: /* as from scales of 16 bits: sums of scale and minimum are exact */
@@ -155,8 +142,8 @@ static uint8_t *random_rows(enum bt_dtype t, uint32_t n, uint32_t k)
             memcpy(w + i + 4, &f, 4);
             break;
         default:
-            put_half(w + i);
-            put_half(w + i + 2);
+            pk_put_half(w + i);
+            pk_put_half(w + i + 2);
             break;
         }
     }

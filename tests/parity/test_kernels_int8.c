@@ -6,13 +6,6 @@
 static const enum bt_dtype formats[] = {BT_DTYPE_Q4_0, BT_DTYPE_Q4_1, BT_DTYPE_Q8_0, BT_DTYPE_Q4_K,
                                         BT_DTYPE_Q6_K};
 
-static float half_value(const uint8_t *p)
-{
-    uint32_t h = (uint32_t)p[0] | (uint32_t)p[1] << 8, exponent = h >> 10 & 31, fraction = h & 1023;
-    double v = exponent == 0 ? ldexp(fraction, -24) : ldexp(1024 + fraction, (int)exponent - 25);
-    return (float)(h >> 15 ? -v : v);
-}
-
 /* 32 values of a row: integers, the scale of each half, and what is added. */
 struct parts {
     int q[32];
@@ -34,8 +27,8 @@ static void q4_k_parts(struct parts *p, const uint8_t *b, uint32_t g)
     int scale = g < 4 ? s[g] & 63 : (s[g + 4] & 15) + 16 * (s[g - 4] >> 6);
     int min = g < 4 ? s[g + 4] & 63 : (s[g + 4] >> 4) + 16 * (s[g] >> 6);
 
-    p->scale[0] = half_value(b) * (float)scale;
-    p->min = -(half_value(b + 2) * (float)min);
+    p->scale[0] = (float)pk_half_value(b) * (float)scale;
+    p->min = -((float)pk_half_value(b + 2) * (float)min);
     p->has_min = true;
     for (int j = 0; j < 32; j++) {
         p->q[j] = g % 2 ? q[j] >> 4 : q[j] & 15;
@@ -51,7 +44,7 @@ static void q6_k_parts(struct parts *p, const uint8_t *b, uint32_t g)
     }
     p->halves = true;
     for (uint32_t h = 0; h < 2; h++) {
-        p->scale[h] = half_value(b + 208) * (float)(int8_t)b[192 + 2 * g + h];
+        p->scale[h] = (float)pk_half_value(b + 208) * (float)(int8_t)b[192 + 2 * g + h];
     }
 }
 
@@ -59,7 +52,7 @@ static struct parts parts_of(enum bt_dtype t, const uint8_t *row, uint32_t block
 {
     uint32_t i = block * 32, in = bt_dtype_block_values(t);
     const uint8_t *b = row + (size_t)(i / in) * bt_dtype_block_bytes(t);
-    struct parts p = {.scale = {half_value(b)}};
+    struct parts p = {.scale = {(float)pk_half_value(b)}};
 
     switch (t) {
     case BT_DTYPE_Q4_0:
@@ -67,7 +60,7 @@ static struct parts parts_of(enum bt_dtype t, const uint8_t *row, uint32_t block
         break;
     case BT_DTYPE_Q4_1:
         nibbles(&p, b + 4, 0);
-        p.min = half_value(b + 2);
+        p.min = (float)pk_half_value(b + 2);
         p.has_min = true;
         break;
     case BT_DTYPE_Q8_0:
@@ -156,12 +149,6 @@ static void expected(enum bt_dtype t, float *y, size_t ldy, const float *x, size
     bt_free(r);
 }
 
-static void put_half(uint8_t *p)
-{
-    p[0] = (uint8_t)pk_u32();
-    p[1] = (uint8_t)(0x1c + pk_u32() % 8 + (pk_u32() & 128)); /* up to about 0.03, both signs */
-}
-
 static uint8_t *random_rows(enum bt_dtype t, uint32_t n, uint32_t k)
 {
     size_t step = bt_dtype_block_bytes(t), bytes = (size_t)n * k / bt_dtype_block_values(t) * step;
@@ -171,9 +158,9 @@ static uint8_t *random_rows(enum bt_dtype t, uint32_t n, uint32_t k)
         w[i] = (uint8_t)pk_u32();
     }
     for (size_t i = 0; i < bytes; i += step) {
-        put_half(w + i + (t == BT_DTYPE_Q6_K ? 208 : 0));
+        pk_put_half(w + i + (t == BT_DTYPE_Q6_K ? 208 : 0));
         if (t == BT_DTYPE_Q4_1 || t == BT_DTYPE_Q4_K) {
-            put_half(w + i + 2);
+            pk_put_half(w + i + 2);
         }
         if (t == BT_DTYPE_Q8_0 && pk_u32() % 4 == 0) {
             memset(w + i + 2, 0x80, 32); /* -128 throughout: the largest sums */

@@ -1131,6 +1131,25 @@ static void test_engine_failure_revokes(void)
     world_check_idle(&w);
 }
 
+/* P gets request i, alone in its answer, and its engine begins with it. Returns P's job; nothing is granted yet. */
+static uint64_t p_begin(struct world *w, uint32_t i)
+{
+    add_request(w, 8, 4);
+    w->n = 0;
+    submit(w, i, true);
+    bt_pf_on_engine_started(w->p, w->now, w->pe[i].job);
+    return w->pe[i].job;
+}
+
+/* The pushes of request 0 end, one for each layer. */
+static void p_pushes_end(struct world *w, uint64_t job, enum bt_status st)
+{
+    for (uint32_t l = 0; l < N_LAYERS; l++) {
+        bt_pf_on_pushed(w->p, w->now, job, &w->tickets[0], st);
+        run_p(w);
+    }
+}
+
 /* A prompt computed and granted, with one push under way; its job. */
 static uint64_t p_held(struct world *w, uint64_t generation)
 {
@@ -1138,12 +1157,8 @@ static uint64_t p_held(struct world *w, uint64_t generation)
     struct bt_sampled s = {.token = 100};
 
     world_start(w, 1);
-    add_request(w, 8, 4);
-    w->n = 0;
-    submit(w, 0, true);
-    uint64_t job = w->pe[0].job;
+    uint64_t job = p_begin(w, 0);
 
-    bt_pf_on_engine_started(w->p, w->now, job);
     p_control(w, BT_CONTROL_GRANT, generation);
     for (uint32_t l = 0; l < N_LAYERS; l++) {
         bt_pf_on_engine_pages(w->p, w->now, job, 0, l, 0, 2, ids);
@@ -1188,11 +1203,7 @@ static void test_queued_pushes_are_not_stuck(void)
     uint32_t ids[2] = {0};
     struct bt_control m = {.kind = BT_CONTROL_GRANT, .generation = 6};
 
-    add_request(&w, 8, 4);
-    w.n = 0;
-    submit(&w, 1, true);
-    other = w.pe[1].job;
-    bt_pf_on_engine_started(w.p, w.now, other);
+    other = p_begin(&w, 1);
     m.ticket = w.tickets[1];
     m.grant.n_groups = 1;
     bt_pf_on_control(w.p, w.now, CONN, &m);
@@ -1218,10 +1229,7 @@ static void test_queued_pushes_are_not_stuck(void)
     CHECK_EQ(bt_pf_core_stats(w.p)->keep_expired, 1);
     bt_pf_on_router_lost(w.p, w.now, 0);
     run_p(&w);
-    for (uint32_t l = 0; l < N_LAYERS; l++) {
-        bt_pf_on_pushed(w.p, w.now, job, &w.tickets[0], BT_ERR_CANCELLED);
-        run_p(&w);
-    }
+    p_pushes_end(&w, job, BT_ERR_CANCELLED);
     world_check_idle(&w);
 }
 
@@ -1233,12 +1241,8 @@ static void test_says_that_it_computes(void)
     struct bt_sampled s = {.token = 100};
 
     world_start(&w, 1);
-    add_request(&w, 8, 4);
-    w.n = 0;
-    submit(&w, 0, true);
-    uint64_t job = w.pe[0].job;
+    uint64_t job = p_begin(&w, 0);
 
-    bt_pf_on_engine_started(w.p, w.now, job);
     w.now += ALIVE_NS;
     bt_pf_on_engine_alive(w.p, w.now);
     CHECK_EQ(bt_pf_core_actions(w.p)->n, 0); /* no grant yet */
@@ -1269,10 +1273,7 @@ static void test_says_that_it_computes(void)
     CHECK_EQ(bt_pf_core_actions(w.p)->n, 0);
     p_control(&w, BT_CONTROL_DONE, 5);
     run_p(&w);
-    for (uint32_t l = 0; l < N_LAYERS; l++) {
-        bt_pf_on_pushed(w.p, w.now, job, &w.tickets[0], BT_OK);
-        run_p(&w);
-    }
+    p_pushes_end(&w, job, BT_OK);
     world_check_idle(&w);
 }
 
@@ -1282,10 +1283,7 @@ static void test_kept_tells_nobody(void)
     static struct world w;
 
     world_start(&w, 1);
-    add_request(&w, 8, 4);
-    w.n = 0;
-    submit(&w, 0, true);
-    bt_pf_on_engine_started(w.p, w.now, w.pe[0].job);
+    (void)p_begin(&w, 0);
     p_control(&w, BT_CONTROL_GRANT, 5);
     bt_pf_on_cancel(w.p, w.now, 0, &w.tickets[0], true);
     w.now += ALIVE_NS;
@@ -1406,12 +1404,8 @@ static void test_grant_beyond_the_window(void)
     struct bt_sampled s = {.token = 100};
 
     world_start_with_window(&w, 1, PAGE);
-    add_request(&w, 8, 4);
-    w.n = 0;
-    submit(&w, 0, true);
-    uint64_t job = w.pe[0].job;
+    uint64_t job = p_begin(&w, 0);
 
-    bt_pf_on_engine_started(w.p, w.now, job);
     p_control(&w, BT_CONTROL_GRANT, 5);
     for (uint32_t l = 0; l < N_LAYERS; l++) {
         bt_pf_on_engine_pages(w.p, w.now, job, 0, l, 1, 2, ids);
@@ -1425,10 +1419,7 @@ static void test_grant_beyond_the_window(void)
     CHECK_EQ(bt_pf_core_actions(w.p)->items[1].control.handoff.n_shares[0], N_LAYERS);
     p_control(&w, BT_CONTROL_DONE, 5);
     run_p(&w);
-    for (uint32_t l = 0; l < N_LAYERS; l++) {
-        bt_pf_on_pushed(w.p, w.now, job, &w.tickets[0], BT_OK);
-        run_p(&w);
-    }
+    p_pushes_end(&w, job, BT_OK);
     world_check_idle(&w);
 }
 
@@ -1440,12 +1431,8 @@ static void test_grant_of_no_lease(void)
     struct bt_sampled s = {.token = 100};
 
     world_start(&w, 1);
-    add_request(&w, 8, 4);
-    w.n = 0;
-    submit(&w, 0, true);
-    uint64_t job = w.pe[0].job, stale = bt_pf_core_stats(w.p)->stale;
+    uint64_t job = p_begin(&w, 0), stale = bt_pf_core_stats(w.p)->stale;
 
-    bt_pf_on_engine_started(w.p, w.now, job);
     p_control(&w, BT_CONTROL_GRANT, 0);
     CHECK_EQ(bt_pf_core_actions(w.p)->n, 0);
     for (uint32_t l = 0; l < N_LAYERS; l++) {
@@ -1462,10 +1449,7 @@ static void test_grant_of_no_lease(void)
     run_p(&w);
     p_control(&w, BT_CONTROL_DONE, 5);
     run_p(&w);
-    for (uint32_t l = 0; l < N_LAYERS; l++) {
-        bt_pf_on_pushed(w.p, w.now, job, &w.tickets[0], BT_OK);
-        run_p(&w);
-    }
+    p_pushes_end(&w, job, BT_OK);
     world_check_idle(&w);
 }
 
@@ -1486,10 +1470,7 @@ static void test_second_grant_is_stale(void)
     CHECK_EQ(bt_pf_core_actions(w.p)->n, 0);
     p_control(&w, BT_CONTROL_DONE, 5);
     run_p(&w);
-    for (uint32_t l = 0; l < N_LAYERS; l++) {
-        bt_pf_on_pushed(w.p, w.now, job, &w.tickets[0], BT_OK);
-        run_p(&w);
-    }
+    p_pushes_end(&w, job, BT_OK);
     world_check_idle(&w);
 }
 
