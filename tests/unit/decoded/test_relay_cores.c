@@ -1064,21 +1064,30 @@ static void p_control(struct world *w, enum bt_control_kind kind, uint64_t gener
 }
 
 /* One request of 8 tokens that D has leased pages for; its generation. */
-static uint64_t d_landing(struct world *w)
+/* D leases pages for request i, whose landing is open then. */
+static void d_land(struct world *w, uint32_t i)
 {
     uint32_t ids[2] = {0}, first[1] = {0};
     const uint32_t *tables[1] = {ids};
 
-    world_start(w, 1);
     add_request(w, 8, 4);
     w->n = 0;
-    submit(w, 0, false);
-    d_control(w, BT_CONTROL_STARTED, 0);
+    submit(w, i, false);
+    struct bt_control m = {.kind = BT_CONTROL_STARTED, .ticket = w->tickets[i]};
+
+    m.started.n_tokens = w->n_tokens_of[i];
+    bt_dc_on_control(w->d, w->now, CONN, &m);
     uint64_t job = bt_dc_core_actions(w->d)->items[0].job;
 
     run_d(w);
     bt_dc_on_engine_landed(w->d, w->now, job, 0, 2, first, tables);
     run_d(w);
+}
+
+static uint64_t d_landing(struct world *w)
+{
+    world_start(w, 1);
+    d_land(w, 0);
     return w->land[0].generation;
 }
 
@@ -1326,27 +1335,25 @@ static void test_slow_prompt_is_not_stuck(void)
     world_check_idle(&w);
 }
 
+static void d_all_closed(struct world *w)
+{
+    for (size_t i = 0; i < w->n_land; i++) {
+        if (w->land[i].open) {
+            w->land[i].open = false;
+            bt_dc_on_land_closed(w->d, w->now, &w->land[i].ticket, w->land[i].generation);
+            run_d(w);
+        }
+    }
+}
+
 /* A landing waits its turn while pages of others come from the same P, not while it only says something. */
 static void test_landings_take_turns(void)
 {
     static struct world w;
     uint64_t generation = d_landing(&w);
     const struct bt_ticket first = w.tickets[0];
-    uint32_t ids[2] = {0}, from[1] = {0};
-    const uint32_t *tables[1] = {ids};
 
-    add_request(&w, 8, 4);
-    w.n = 0;
-    submit(&w, 1, false);
-    struct bt_control m = {.kind = BT_CONTROL_STARTED, .ticket = w.tickets[1]};
-
-    m.started.n_tokens = w.n_tokens_of[1];
-    bt_dc_on_control(w.d, w.now, CONN, &m);
-    uint64_t job = bt_dc_core_actions(w.d)->items[0].job;
-
-    run_d(&w);
-    bt_dc_on_engine_landed(w.d, w.now, job, 0, 2, from, tables);
-    run_d(&w);
+    d_land(&w, 1);
     for (int i = 0; i < 5; i++) {
         w.now += 900000;
         bt_dc_on_landed(w.d, w.now, &first, generation);
@@ -1363,11 +1370,31 @@ static void test_landings_take_turns(void)
     bt_dc_on_tick(w.d, w.now);
     CHECK_EQ(bt_dc_core_stats(w.d)->stalled, 2);
     run_d(&w);
-    for (size_t i = 0; i < w.n_land; i++) {
-        w.land[i].open = false;
-        bt_dc_on_land_closed(w.d, w.now, &w.land[i].ticket, w.land[i].generation);
-        run_d(&w);
-    }
+    d_all_closed(&w);
+    world_check_idle(&w);
+}
+
+/* The last page before its own may be one of a request that is over: it counts all the same, no longer than others. */
+static void test_turn_after_one_that_ended(void)
+{
+    static struct world w;
+    uint64_t generation = d_landing(&w);
+
+    d_land(&w, 1);
+    w.now += 900000;
+    bt_dc_on_landed(w.d, w.now, &w.tickets[0], generation);
+    bt_dc_on_cancel(w.d, w.now, 0, &w.tickets[0]);
+    run_d(&w);
+    d_closed(&w);
+    w.now += 1000000;
+    bt_dc_on_tick(w.d, w.now);
+    CHECK_EQ(bt_dc_core_actions(w.d)->n, 0);
+    w.now += 1;
+    bt_dc_on_tick(w.d, w.now);
+    CHECK_EQ(bt_dc_core_stats(w.d)->stalled, 1);
+    run_d(&w);
+    CHECK_EQ(w.ended[1], 1);
+    d_all_closed(&w);
     world_check_idle(&w);
 }
 
@@ -1718,6 +1745,7 @@ int main(void)
     test_says_that_it_computes();
     test_kept_tells_nobody();
     test_slow_prompt_is_not_stuck();
+    test_turn_after_one_that_ended();
     test_stuck_after_the_handoff();
     test_kept_goes_first();
     test_replaces_another();
