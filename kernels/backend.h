@@ -31,7 +31,14 @@
  *    q4_1, q4_k:            acc = fma(Σ w q, d * s, acc), then acc = fma(m, s * Σ q, acc); q4_k: d and m are the products of
  *                           the superblock's and the block's, m negative
  *    q6_k:                  acc = fma(Σ w q, d * s, acc) for the first 16 k, then for the last 16; d: as q4_k's
- * All products and sums that are not fma are rounded to f32 one by one. bt_k_embed is exact in both classes. */
+ * All products and sums that are not fma are rounded to f32 one by one.
+ * Class "cpu-bf16" differs from cpu-f32 in gemm with bf16 weights, and there only. Magnitudes below 2^-126 count as zero of the
+ * same sign, in x, w, bias and in every result; a result is judged after rounding to 24 bits as if exponents had no end. x is
+ * rounded to bf16, to nearest, ties to even. Each output is one f32 chain over pairs of k, starting at +0; a pair k, k + 1 adds
+ *    acc = fma(x[k + 1], w[k + 1], acc), then acc = fma(x[k], w[k], acc)
+ * where an absent x[K] and w[K] are +0; then + bias[n]. This is what vdpbf16ps does; a CPU whose instruction does something
+ * else (it is tried when a context is made) computes without it. Which NaN a NaN is is not said.
+ * bt_k_embed is exact in all classes. */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -52,10 +59,11 @@ struct bt_kweight; /* a matrix [n_rows N, n_cols K], packed for the device */
 struct bt_k_opts {
     uint32_t n_threads; /* 0: bt_cpus_usable() */
     const char *
-        isa; /* CPU: NULL or "auto", "plain", "avx2", "avx512", "avx512-vnni"; unknown or absent on this CPU: error.
+        isa; /* CPU: NULL or "auto", "plain", "avx2", "avx512", "avx512-vnni", "avx512-bf16"; unknown or absent on this CPU: error.
                              "plain-libm": plain C without fused instructions, for tests and other machines */
-    const char *numerics; /* CPU: NULL or "cpu-f32", "cpu-int8"; unknown: BT_ERR_INVALID */
-    uint32_t device;      /* index among devices; CPU: 0 */
+    const char
+        *numerics;   /* CPU: NULL or "cpu-f32", "cpu-int8", "cpu-bf16"; unknown: BT_ERR_INVALID */
+    uint32_t device; /* index among devices; CPU: 0 */
 };
 
 /* A weight matrix as it lies in a file: n_rows rows of n_cols values, row after row without gaps, any alignment.

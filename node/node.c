@@ -508,8 +508,9 @@ static enum bt_status start_report(struct bt_node *n)
 
 static enum bt_status start_engine(struct bt_node *n, struct bt_err *err)
 {
-    static const char *const isas[] = {"auto", "plain", "avx2", "avx512", "avx512-vnni"};
-    static const char *const classes[] = {"cpu-f32", "cpu-int8"};
+    static const char *const isas[] = {"auto",   "plain",       "avx2",
+                                       "avx512", "avx512-vnni", "avx512-bf16"};
+    static const char *const classes[] = {"cpu-f32", "cpu-int8", "cpu-bf16"};
     static const enum bt_dtype dtypes[] = {BT_DTYPE_F32, BT_DTYPE_F16, BT_DTYPE_BF16};
     struct bt_engine *e = NULL;
     struct bt_buf panel_dir = {0};

@@ -20,12 +20,14 @@
             "Name of the model in status (default: the base name of the path)."),                  \
         ROW("backend", BT_OPT_ENUM, backend, "cpu", 0, 0, "cpu|cuda|emulated", NULL,               \
             "Where the model runs. This build has cpu."),                                          \
-        ROW("isa", BT_OPT_ENUM, isa, "auto", 0, 0, "auto|plain|avx2|avx512|avx512-vnni", NULL,     \
+        ROW("isa", BT_OPT_ENUM, isa, "auto", 0, 0,                                                 \
+            "auto|plain|avx2|avx512|avx512-vnni|avx512-bf16", NULL,                                \
             "Instruction set of the CPU kernels; all give the same bits."),                        \
-        ROW("numerics", BT_OPT_ENUM, numerics, "cpu-f32", 0, 0, "cpu-f32|cpu-int8", NULL,          \
-            "Numerics class: what matrix products with block-quantised weights round. cpu-int8: "  \
-            "activations to 8 bits per 32, several times faster; must be the same on every "       \
-            "node."),                                                                              \
+        ROW("numerics", BT_OPT_ENUM, numerics, "cpu-f32", 0, 0, "cpu-f32|cpu-int8|cpu-bf16", NULL, \
+            "Numerics class: what matrix products round. cpu-int8: with block-quantised weights, " \
+            "activations to 8 bits per 32; cpu-bf16: with BF16 weights, activations to bf16; "     \
+            "each "                                                                                \
+            "faster; must be the same on every node."),                                            \
         ROW("threads", BT_OPT_U32, threads, "0", 0, 1024, NULL, "N",                               \
             "Compute threads; 0: every CPU that this process may use."),                           \
         ROW("cpus", BT_OPT_STR, cpus, NULL, 0, 0, NULL, "LIST",                                    \

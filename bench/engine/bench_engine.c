@@ -33,9 +33,9 @@ struct config {
 static const struct bt_opt options[] = {
     ROW("threads", BT_OPT_U32, threads, "0", 0, 1024, NULL, "N",
         "Compute threads; 0: every CPU that this process may use."),
-    ROW("isa", BT_OPT_ENUM, isa, "auto", 0, 0, "auto|plain|avx2|avx512|avx512-vnni", NULL,
-        "Instruction set of the CPU kernels."),
-    ROW("numerics", BT_OPT_ENUM, numerics, "cpu-f32", 0, 0, "cpu-f32|cpu-int8", NULL,
+    ROW("isa", BT_OPT_ENUM, isa, "auto", 0, 0, "auto|plain|avx2|avx512|avx512-vnni|avx512-bf16",
+        NULL, "Instruction set of the CPU kernels."),
+    ROW("numerics", BT_OPT_ENUM, numerics, "cpu-f32", 0, 0, "cpu-f32|cpu-int8|cpu-bf16", NULL,
         "Numerics class."),
     ROW("kv-dtype", BT_OPT_ENUM, kv_dtype, "f32", 0, 0, "f32|f16|bf16", NULL,
         "Element type of the KV cache."),
@@ -476,8 +476,9 @@ static uint64_t pool_tokens(void)
 
 static size_t create(const char *path)
 {
-    static const char *const isas[] = {"auto", "plain", "avx2", "avx512", "avx512-vnni"};
-    static const char *const classes[] = {"cpu-f32", "cpu-int8"};
+    static const char *const isas[] = {"auto",   "plain",       "avx2",
+                                       "avx512", "avx512-vnni", "avx512-bf16"};
+    static const char *const classes[] = {"cpu-f32", "cpu-int8", "cpu-bf16"};
     static const enum bt_dtype dtypes[] = {BT_DTYPE_F32, BT_DTYPE_F16, BT_DTYPE_BF16};
     struct bt_model *m = NULL;
     struct bt_err err = {0};

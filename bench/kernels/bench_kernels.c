@@ -26,9 +26,9 @@ struct config {
 #define ROW(name, type, field, dflt, lo, hi, choices, arg, help)                                   \
     {name, type, offsetof(struct config, field), dflt, lo, hi, choices, arg, help}
 static const struct bt_opt options[] = {
-    ROW("isa", BT_OPT_ENUM, isa, "auto", 0, 0, "auto|plain|avx2|avx512|avx512-vnni", NULL,
-        "Instruction set of the kernels."),
-    ROW("numerics", BT_OPT_ENUM, numerics, "cpu-f32", 0, 0, "cpu-f32|cpu-int8", NULL,
+    ROW("isa", BT_OPT_ENUM, isa, "auto", 0, 0, "auto|plain|avx2|avx512|avx512-vnni|avx512-bf16",
+        NULL, "Instruction set of the kernels."),
+    ROW("numerics", BT_OPT_ENUM, numerics, "cpu-f32", 0, 0, "cpu-f32|cpu-int8|cpu-bf16", NULL,
         "Numerics class of the kernels."),
     ROW("threads", BT_OPT_U32, threads, "0", 0, 1024, NULL, "N",
         "Compute threads; 0: every CPU that this process may use."),
@@ -148,8 +148,9 @@ static void run(struct bench *b)
 
 int main(int argc, char **argv)
 {
-    static const char *const isas[] = {"auto", "plain", "avx2", "avx512", "avx512-vnni"};
-    static const char *const classes[] = {"cpu-f32", "cpu-int8"};
+    static const char *const isas[] = {"auto",   "plain",       "avx2",
+                                       "avx512", "avx512-vnni", "avx512-bf16"};
+    static const char *const classes[] = {"cpu-f32", "cpu-int8", "cpu-bf16"};
     struct bt_opt_result res;
     struct bt_err err = {0};
     struct bench b = {0};

@@ -44,6 +44,21 @@ void cpu_unmap(void *p, size_t bytes)
     }
 }
 
+enum bt_status cpu_xq_reserve(struct cpu_ctx *c, size_t bytes)
+{
+    if (bytes <= c->xq_bytes) {
+        return BT_OK;
+    }
+    int32_t *p = cpu_map(bytes); /* lazily: only rows that are used take memory */
+    if (p == NULL) {
+        return BT_ERR_NOMEM;
+    }
+    cpu_unmap(c->xq, c->xq_bytes);
+    c->xq = p;
+    c->xq_bytes = bytes;
+    return BT_OK;
+}
+
 struct range_run {
     cpu_range_fn *fn;
     void *arg;
@@ -155,20 +170,22 @@ static const struct bt_backend_ops cpu_ops = {
     .moe_ffn = cpu_moe_ffn,
 };
 
-/* What --isa chooses: kernels of f32, and those of the integer class. Best first; the last one runs anywhere. */
+/* What --isa chooses: kernels of f32, and those of the other classes. Best first; the last one runs anywhere. */
 static const struct isa {
     const char *name;
     const struct cpu_isa *f32;
     const struct cpu_int8 *int8;
+    const struct cpu_bf16 *bf16;
 } isas[] = {
 #if defined(__x86_64__)
-    {"avx512-vnni", &cpu_isa_avx512, &cpu_int8_avx512_vnni},
-    {"avx512", &cpu_isa_avx512, &cpu_int8_avx512},
-    {"avx2", &cpu_isa_avx2, &cpu_int8_avx2},
-    {"plain", &cpu_isa_plain_fma, &cpu_int8_plain_fma},
+    {"avx512-bf16", &cpu_isa_avx512, &cpu_int8_avx512_vnni, &cpu_bf16_avx512_bf16},
+    {"avx512-vnni", &cpu_isa_avx512, &cpu_int8_avx512_vnni, &cpu_bf16_avx512},
+    {"avx512", &cpu_isa_avx512, &cpu_int8_avx512, &cpu_bf16_avx512},
+    {"avx2", &cpu_isa_avx2, &cpu_int8_avx2, &cpu_bf16_avx2},
+    {"plain", &cpu_isa_plain_fma, &cpu_int8_plain_fma, &cpu_bf16_plain_fma},
 #endif
-    {"plain-libm", &cpu_isa_plain, &cpu_int8_plain},
-    {"plain", &cpu_isa_plain, &cpu_int8_plain},
+    {"plain-libm", &cpu_isa_plain, &cpu_int8_plain, &cpu_bf16_plain},
+    {"plain", &cpu_isa_plain, &cpu_int8_plain, &cpu_bf16_plain},
 };
 
 static bool isa_present(const struct isa *isa)
@@ -179,8 +196,13 @@ static bool isa_present(const struct isa *isa)
     bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                   __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 
+    bool vnni = avx512 && __builtin_cpu_supports("avx512vnni");
+
+    if (isa->bf16 == &cpu_bf16_avx512_bf16) {
+        return vnni && __builtin_cpu_supports("avx512bf16") && cpu_bf16_fits();
+    }
     if (isa->int8 == &cpu_int8_avx512_vnni) {
-        return avx512 && __builtin_cpu_supports("avx512vnni");
+        return vnni;
     }
     if (isa->f32 == &cpu_isa_avx512) {
         return avx512;
@@ -212,13 +234,14 @@ static enum bt_status choose_isa(const char *want, const struct isa **out, struc
     return known ? bt_err_set(err, BT_ERR_UNSUPPORTED, "this CPU has no %s", want)
                  : bt_err_set(
                        err, BT_ERR_INVALID,
-                       "unknown instruction set \"%s\" (auto, plain, avx2, avx512, avx512-vnni)",
+                       "unknown instruction set \"%s\" (auto, plain, avx2, avx512, avx512-vnni, "
+                       "avx512-bf16)",
                        want);
 }
 
 static enum bt_status choose_numerics(const char *want, const char **out, struct bt_err *err)
 {
-    static const char *const classes[] = {"cpu-f32", "cpu-int8"};
+    static const char *const classes[] = {"cpu-f32", "cpu-int8", "cpu-bf16"};
 
     for (size_t i = 0; i < sizeof(classes) / sizeof(classes[0]); i++) {
         if (want == NULL || strcmp(want, classes[i]) == 0) {
@@ -226,8 +249,8 @@ static enum bt_status choose_numerics(const char *want, const char **out, struct
             return BT_OK;
         }
     }
-    return bt_err_set(err, BT_ERR_INVALID, "unknown numerics class \"%s\" (cpu-f32, cpu-int8)",
-                      want);
+    return bt_err_set(err, BT_ERR_INVALID,
+                      "unknown numerics class \"%s\" (cpu-f32, cpu-int8, cpu-bf16)", want);
 }
 
 enum bt_status bt_k_create_cpu(const struct bt_k_opts *opts, struct bt_kctx **out,
@@ -260,6 +283,7 @@ enum bt_status bt_k_create_cpu(const struct bt_k_opts *opts, struct bt_kctx **ou
     c->base.numerics = numerics;
     c->isa = isa->f32;
     c->int8 = strcmp(numerics, "cpu-int8") == 0 ? isa->int8 : NULL;
+    c->bf16 = strcmp(numerics, "cpu-bf16") == 0 ? isa->bf16 : NULL;
     c->n_threads = n_threads;
     c->scratch_bytes = (size_t)n_threads * CPU_SCRATCH * sizeof(float);
     c->scratch = cpu_map(c->scratch_bytes);

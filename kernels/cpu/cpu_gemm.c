@@ -116,6 +116,8 @@ void cpu_gemm(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ld
         }
         if (cpu_is_int8(c, w->dtype)) {
             cpu_int8_gemm(c, &g);
+        } else if (cpu_is_bf16(c, w->dtype)) {
+            cpu_bf16_gemm(c, &g);
         } else {
             run_gemm(c, &g);
         }

@@ -44,6 +44,7 @@
 #define CPU_ORDER_ROWS   256U /* rows of x put into a weight's order at a time */
 #define CPU_INT8_ROWS    512U /* rows of x rounded to 8 bits at a time */
 #define CPU_INT8_WORDS   19U
+#define CPU_BF16_ROWS    512U /* rows of x rounded to bf16 at a time */
 #define CPU_HEAD_DIM_MAX 512U
 #define CPU_ATTN_ROWS    64U /* query rows (token, head) in one attention tile */
 #define CPU_ATTN_KEYS    64U /* keys in a block of the online softmax, aligned at absolute positions */
@@ -106,6 +107,26 @@ struct cpu_int8 {
                  uint32_t p1, float *scratch);
 };
 
+/* A product of class cpu-bf16: x of g as the prepare of the same table left it, in tiles of tile_rows rows (the last one may
+ * have fewer), one after the other. */
+struct cpu_bf16_run {
+    struct cpu_gemm g;
+    uint32_t *xq; /* [n_rows][pairs of k][pair_words], in that order of tiles */
+    uint32_t tile_rows;
+};
+
+/* Products of activations in bf16 with bf16 weights, for one instruction set. */
+struct cpu_bf16 {
+    uint32_t tile_rows_max;
+    uint32_t pair_words; /* 32-bit words that two k of one row of x take */
+    bool flushes;        /* gemv and gemm rely on MXCSR's flush-to-zero and denormals-are-zero */
+    void (*prepare)(const struct cpu_bf16_run *r, uint32_t tile0, uint32_t tile1);
+    /* All rows (one tile), panels [p0, p1). */
+    void (*gemv)(const struct cpu_bf16_run *r, uint32_t p0, uint32_t p1);
+    void (*gemm)(const struct cpu_bf16_run *r, uint32_t tile0, uint32_t tile1, uint32_t p0,
+                 uint32_t p1);
+};
+
 /* Query rows that share one key-value head; they need not be neighbours. */
 struct cpu_attn_tile {
     const struct bt_k_attn *a;
@@ -146,6 +167,10 @@ struct cpu_isa {
 
 extern const struct cpu_int8 cpu_int8_plain, cpu_int8_plain_fma, cpu_int8_avx2, cpu_int8_avx512,
     cpu_int8_avx512_vnni;
+extern const struct cpu_bf16 cpu_bf16_plain, cpu_bf16_plain_fma, cpu_bf16_avx2, cpu_bf16_avx512,
+    cpu_bf16_avx512_bf16;
+/* Whether this CPU's AVX512-BF16, which it must have, does what class cpu-bf16 says. */
+bool cpu_bf16_fits(void);
 extern const struct cpu_isa cpu_isa_plain, cpu_isa_plain_fma, cpu_isa_avx2, cpu_isa_avx512;
 
 struct cpu_ctx {
@@ -156,8 +181,9 @@ struct cpu_ctx {
     float *scratch; /* [n_threads][CPU_SCRATCH] */
     size_t scratch_bytes;
     const struct cpu_int8 *int8; /* NULL: not the integer class */
+    const struct cpu_bf16 *bf16; /* NULL: not class cpu-bf16 */
     int32_t *
-        xq; /* x in 8 bits: CPU_INT8_ROWS rows of the widest block-quantised weight, grown when weights are created */
+        xq; /* x in 8 bits or in bf16: rows of the widest weight that takes it so, grown when weights are created */
     size_t xq_bytes;
     float *moe; /* activations of the experts, grown on first use */
     size_t moe_bytes;
@@ -231,10 +257,20 @@ static inline bool cpu_is_int8(const struct cpu_ctx *c, enum bt_dtype dtype)
            (dtype == BT_DTYPE_Q4_0 || dtype == BT_DTYPE_Q4_1 || dtype == BT_DTYPE_Q8_0 ||
             dtype == BT_DTYPE_Q4_K || dtype == BT_DTYPE_Q6_K);
 }
+/* Makes c->xq at least so many bytes; what it held is lost. BT_ERR_NOMEM. */
+enum bt_status cpu_xq_reserve(struct cpu_ctx *c, size_t bytes) BT_NODISCARD;
 /* Room for the activations of products with n_cols columns; before the first of them. BT_ERR_NOMEM. */
 enum bt_status cpu_int8_reserve(struct cpu_ctx *c, uint32_t n_cols) BT_NODISCARD;
 /* g->w: a block-quantised weight. */
 void cpu_int8_gemm(struct cpu_ctx *c, const struct cpu_gemm *g);
+/* Whether the products of a weight of this type are those of class cpu-bf16. */
+static inline bool cpu_is_bf16(const struct cpu_ctx *c, enum bt_dtype dtype)
+{
+    return c->bf16 != NULL && dtype == BT_DTYPE_BF16;
+}
+enum bt_status cpu_bf16_reserve(struct cpu_ctx *c, uint32_t n_cols) BT_NODISCARD;
+/* g->w: a bf16 weight. */
+void cpu_bf16_gemm(struct cpu_ctx *c, const struct cpu_gemm *g);
 
 /* Memory of whole pages, zeroed, mapped lazily. NULL: out of memory. */
 void *cpu_map(size_t bytes) BT_NODISCARD;

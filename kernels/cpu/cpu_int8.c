@@ -1,5 +1,5 @@
 /* Matrix products of the integer class: rounds x to 8 bits once per product, into the context's buffer, then cuts the output
- * into rectangles like cpu_gemm.c. Owns that buffer. The arithmetic is in isa_int8.inc. */
+ * into rectangles like cpu_gemm.c. The arithmetic is in isa_int8.inc. */
 
 #include "kernels/cpu/cpu_int.h"
 
@@ -22,17 +22,7 @@ enum bt_status cpu_int8_reserve(struct cpu_ctx *c, uint32_t n_cols)
                      &bytes)) {
         return BT_ERR_NOMEM;
     }
-    if (bytes <= c->xq_bytes) {
-        return BT_OK;
-    }
-    int32_t *p = cpu_map(bytes); /* lazily: only rows that are used take memory */
-    if (p == NULL) {
-        return BT_ERR_NOMEM;
-    }
-    cpu_unmap(c->xq, c->xq_bytes);
-    c->xq = p;
-    c->xq_bytes = bytes;
-    return BT_OK;
+    return cpu_xq_reserve(c, bytes);
 }
 
 static void quantise_range(void *arg, uint32_t first, uint32_t last)

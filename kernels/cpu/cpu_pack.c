@@ -444,7 +444,10 @@ enum bt_status cpu_weight_create(struct bt_kctx *k, const struct bt_k_weight_des
     if (st != BT_OK) {
         return st;
     }
-    if (cpu_is_int8(cpu_of(k), desc->dtype) && cpu_int8_reserve(cpu_of(k), desc->n_cols) != BT_OK) {
+    if ((cpu_is_int8(cpu_of(k), desc->dtype) &&
+         cpu_int8_reserve(cpu_of(k), desc->n_cols) != BT_OK) ||
+        (cpu_is_bf16(cpu_of(k), desc->dtype) &&
+         cpu_bf16_reserve(cpu_of(k), desc->n_cols) != BT_OK)) {
         return bt_err_set(err, BT_ERR_NOMEM, "out of memory for activations of %u columns",
                           desc->n_cols);
     }

@@ -10,7 +10,7 @@
 #include "kernels/backend.h"
 #include "tests/check.h"
 
-#define PK_MAX 12
+#define PK_MAX 14
 
 struct pk {
     struct bt_kctx *k[PK_MAX];
@@ -25,9 +25,10 @@ static inline void pk_open_as(struct pk *p, const char *numerics)
     static const struct {
         const char *isa;
         uint32_t threads;
-    } want[PK_MAX] = {{"plain", 1},  {"plain", 2}, {"plain-libm", 1},  {"avx2", 1},
-                      {"avx2", 2},   {"avx2", 3},  {"avx512", 1},      {"avx512", 2},
-                      {"avx512", 3}, {"auto", 2},  {"avx512-vnni", 1}, {"avx512-vnni", 3}};
+    } want[PK_MAX] = {{"plain", 1},       {"plain", 2},      {"plain-libm", 1},  {"avx2", 1},
+                      {"avx2", 2},        {"avx2", 3},       {"avx512", 1},      {"avx512", 2},
+                      {"avx512", 3},      {"auto", 2},       {"avx512-vnni", 1}, {"avx512-vnni", 3},
+                      {"avx512-bf16", 1}, {"avx512-bf16", 3}};
 
     p->n = 0;
     for (int i = 0; i < PK_MAX; i++) {

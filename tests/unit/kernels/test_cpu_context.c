@@ -19,6 +19,9 @@ static void test_options(void)
     CHECK_EQ(bt_k_create_cpu(&(struct bt_k_opts){.numerics = "cpu-int8"}, &k, &err), BT_OK);
     CHECK_STR(bt_k_numerics(k), "cpu-int8");
     bt_k_destroy(k);
+    CHECK_EQ(bt_k_create_cpu(&(struct bt_k_opts){.numerics = "cpu-bf16"}, &k, &err), BT_OK);
+    CHECK_STR(bt_k_numerics(k), "cpu-bf16");
+    bt_k_destroy(k);
     k = NULL;
     CHECK_EQ(bt_k_create_cpu(&(struct bt_k_opts){.numerics = "cpu-int4"}, &k, &err),
              BT_ERR_INVALID);
