@@ -18,7 +18,9 @@
 #define BF16_CHUNK      64U
 #define BF16_KB         256U
 #define BF16_AHEAD      1024
-#define BF16_FLUSHES    true
+/* Weights of both halves at once would not fit beside them: the second half is loaded again. */
+#define BF16_HALVES_APART __asm__ volatile("" ::: "memory")
+#define BF16_FLUSHES      true
 #include "kernels/cpu/v16_avx2.inc"
 #include "kernels/cpu/isa_math.inc"
 #include "kernels/cpu/isa_panel.inc"

@@ -24,7 +24,7 @@ enum bt_status cpu_bf16_reserve(struct cpu_ctx *c, uint32_t n_cols)
     size_t pair_bytes = (size_t)CPU_BF16_ROWS * c->bf16->pair_words * sizeof(uint32_t), bytes;
 
     return bt_mul_size(((size_t)n_cols + 1) / 2, pair_bytes, &bytes) ? cpu_xq_reserve(c, bytes)
-                                                                    : BT_ERR_NOMEM;
+                                                                     : BT_ERR_NOMEM;
 }
 
 static void prepare_range(void *arg, uint32_t first, uint32_t last)

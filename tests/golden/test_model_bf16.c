@@ -9,10 +9,12 @@
 #include "tests/model_run.h"
 #include "tests/tempfile.h"
 
-/* What rounding activations to 8 bits may change, as shares of the logits' root mean square: their own root mean square, and
- * each. A product is off by some 0.2 % (2^-9 at most, at random); these models have ten to fourteen in a row. */
-#define RMS_LIMIT 0.012
-#define MAX_LIMIT 0.05
+/* What rounding activations to 8 significant bits may change, as shares of the logits' root mean square: their own root mean
+ * square, and each. One product is off by 0.1 % of it, at random; these models of random weights have ten to fourteen in a row,
+ * and with experts one more or less of them, where two are nearly alike to the router. */
+static const struct limits {
+    double rms, max;
+} dense = {0.03, 0.08}, experts = {0.15, 0.4};
 /* Best and second best closer than that, in the same unit, may change places. */
 #define MARGIN 0.05
 
@@ -121,8 +123,8 @@ static void check_case(const char *path, const char *name, const json_t *c, floa
 
     CHECK(n > 0 && n_more > 0 && n + n_more <= PROMPT_MAX);
     for (uint32_t i = 0; i < n + n_more; i++) {
-        ids[i] = (uint32_t)json_integer_value(
-            i < n ? json_array_get(prompt, i) : json_array_get(greedy, i - n));
+        ids[i] = (uint32_t)json_integer_value(i < n ? json_array_get(prompt, i)
+                                                    : json_array_get(greedy, i - n));
     }
     CHECK_EQ(bt_model_run_open(&r, path, f32, &err), BT_OK);
     uint32_t vocab = bt_model_info(r.m)->vocab;
@@ -144,7 +146,7 @@ static void check_case(const char *path, const char *name, const json_t *c, floa
     }
 }
 
-static void check_model(const char *path, const char *name)
+static void check_model(const char *path, const char *name, const struct limits *limits)
 {
     char ref_path[256];
     json_error_t je;
@@ -162,8 +164,8 @@ static void check_model(const char *path, const char *name)
         check_case(path, name, c, logits, logits + n, logits + 2 * n, worst);
     }
     printf("%-12s off by %.4f in the root mean square, %.4f at most\n", name, worst[0], worst[1]);
-    CHECK(worst[0] <= RMS_LIMIT);
-    CHECK(worst[1] <= MAX_LIMIT);
+    CHECK(worst[0] <= limits->rms);
+    CHECK(worst[1] <= limits->max);
     bt_free(logits);
     json_decref(ref);
 }
@@ -174,13 +176,13 @@ int main(void)
     static const char *const files[] = {"bf16.gguf"};
 
     open_contexts();
-    check_model("tests/golden/models/gguf-bf16/model.gguf", "gguf-bf16");
-    check_model("tests/golden/models/llama-bf16", "llama-bf16");
+    check_model("tests/golden/models/gguf-bf16/model.gguf", "gguf-bf16", &dense);
+    check_model("tests/golden/models/llama-bf16", "llama-bf16", &dense);
     for (size_t i = 0; i < sizeof(written) / sizeof(written[0]); i++) {
         char dir[256];
         (void)snprintf(dir, sizeof(dir), "tests/golden/models/%s", written[i]);
         if (write_bf16(dir, bt_temp_path(files[0]))) {
-            check_model(bt_temp_path(files[0]), written[i]);
+            check_model(bt_temp_path(files[0]), written[i], i < 3 ? &dense : &experts);
         }
     }
     for (uint32_t i = 0; i < n_bf16; i++) {

@@ -25,16 +25,30 @@ static inline void pk_open_as(struct pk *p, const char *numerics)
     static const struct {
         const char *isa;
         uint32_t threads;
-    } want[PK_MAX] = {{"plain", 1},       {"plain", 2},      {"plain-libm", 1},  {"avx2", 1},
-                      {"avx2", 2},        {"avx2", 3},       {"avx512", 1},      {"avx512", 2},
-                      {"avx512", 3},      {"auto", 2},       {"avx512-vnni", 1}, {"avx512-vnni", 3},
-                      {"avx512-bf16", 1}, {"avx512-bf16", 3}};
+        const char *only; /* the class that it has kernels of its own for; NULL: all */
+    } want[PK_MAX] = {{"plain", 1, NULL},
+                      {"plain", 2, NULL},
+                      {"plain-libm", 1, NULL},
+                      {"avx2", 1, NULL},
+                      {"avx2", 2, NULL},
+                      {"avx2", 3, NULL},
+                      {"avx512", 1, NULL},
+                      {"avx512", 2, NULL},
+                      {"avx512", 3, NULL},
+                      {"auto", 2, NULL},
+                      {"avx512-vnni", 1, "cpu-int8"},
+                      {"avx512-vnni", 3, "cpu-int8"},
+                      {"avx512-bf16", 1, "cpu-bf16"},
+                      {"avx512-bf16", 3, "cpu-bf16"}};
 
     p->n = 0;
     for (int i = 0; i < PK_MAX; i++) {
         struct bt_k_opts o = {
             .isa = want[i].isa, .n_threads = want[i].threads, .numerics = numerics};
         struct bt_err err;
+        if (want[i].only != NULL && (numerics == NULL || strcmp(want[i].only, numerics) != 0)) {
+            continue;
+        }
         enum bt_status st = bt_k_create_cpu(&o, &p->k[p->n], &err);
         if (st == BT_ERR_UNSUPPORTED) {
             printf("not on this CPU: %s\n", want[i].isa);

@@ -18,7 +18,10 @@ static float activation(float f)
     int e;
     double m = frexp((double)f, &e), r = ldexp(rint(m * 256), e - 8);
 
-    return !isfinite(f) ? f : r > 0x1p127 * 1.999 ? INFINITY : r < -0x1p127 * 1.999 ? -INFINITY : flushed((float)r);
+    return !isfinite(f)           ? f
+           : r > 0x1p127 * 1.999  ? INFINITY
+           : r < -0x1p127 * 1.999 ? -INFINITY
+                                  : flushed((float)r);
 }
 
 /* a * b + c, rounded to 24 bits as if exponents had no end; if that is below 2^-126, zero. In double precision the product is
@@ -76,7 +79,11 @@ enum kind { ORDINARY, SMALL, EDGE, LARGE, ANY, KINDS };
 
 static float random_x(enum kind kind)
 {
-    float f = kind == SMALL ? number(0, 70) : kind == EDGE ? number(50, 4) : kind == LARGE ? number(150, 100) : kind == ANY ? number(0, 256) : number(115, 14);
+    float f = kind == SMALL   ? number(0, 70)
+              : kind == EDGE  ? number(50, 4)
+              : kind == LARGE ? number(150, 100)
+              : kind == ANY   ? number(0, 256)
+                              : number(115, 14);
     uint32_t bits;
 
     memcpy(&bits, &f, sizeof(bits));
@@ -97,7 +104,11 @@ static float random_x(enum kind kind)
 static void random_row(uint8_t *row, uint32_t n_cols, enum kind kind)
 {
     for (uint32_t k = 0; k < n_cols; k++) {
-        float f = kind == SMALL ? number(40, 40) : kind == EDGE ? number(51, 3) : kind == LARGE ? number(100, 30) : kind == ANY ? number(0, 256) : number(115, 14);
+        float f = kind == SMALL   ? number(40, 40)
+                  : kind == EDGE  ? number(51, 3)
+                  : kind == LARGE ? number(100, 30)
+                  : kind == ANY   ? number(0, 256)
+                                  : number(115, 14);
         uint32_t bits;
         memcpy(&bits, &f, sizeof(bits));
         bits &= pk_u32() % 4 == 0 ? 0xff800000U : UINT32_MAX;
@@ -117,7 +128,8 @@ static struct bt_kweight *weight(struct bt_kctx *k, enum bt_dtype t, const void 
 }
 
 /* NaNs count as equal. */
-static void same(const char *what, const struct pk *p, int i, float *got, const float *want, size_t n)
+static void same(const char *what, const struct pk *p, int i, float *got, const float *want,
+                 size_t n)
 {
     for (size_t j = 0; j < n; j++) {
         if (isnan(got[j]) && isnan(want[j])) {
@@ -170,7 +182,8 @@ static void test_shape(const struct pk *p, enum kind kind, uint32_t m, uint32_t 
 static void test_other_weights(const struct pk *p, const struct pk *f32, enum bt_dtype t)
 {
     const uint32_t m = 6, n = 35, k = 130;
-    float *x = pk_floats(m * k, -1, 1), *want = bt_alloc(m * n * sizeof(float)), *y = bt_alloc(m * n * sizeof(float));
+    float *x = pk_floats(m * k, -1, 1), *want = bt_alloc(m * n * sizeof(float)),
+          *y = bt_alloc(m * n * sizeof(float));
     uint8_t *w = bt_alloc(n * k * 4);
 
     random_row(w, n * k * 2, ORDINARY);
@@ -223,7 +236,8 @@ static void flushed_after_rounding_to_denormals(float acc[16], const uint32_t x[
 {
     for (int i = 0; i < 16; i++) {
         for (int half = 1; half >= 0; half--) {
-            acc[i] = flushed(fmaf(flushed(half_of(x[i], half)), flushed(half_of(w[i], half)), flushed(acc[i])));
+            acc[i] = flushed(
+                fmaf(flushed(half_of(x[i], half)), flushed(half_of(w[i], half)), flushed(acc[i])));
         }
     }
 }
@@ -232,14 +246,17 @@ static void pair_added_first(float acc[16], const uint32_t x[16], const uint32_t
 {
     for (int i = 0; i < 16; i++) {
         float pair = flushed(half_of(x[i], 1)) * flushed(half_of(w[i], 1));
-        acc[i] = flushed(flushed(acc[i]) + fused(flushed(half_of(x[i], 0)), flushed(half_of(w[i], 0)), pair));
+        acc[i] = flushed(flushed(acc[i]) +
+                         fused(flushed(half_of(x[i], 0)), flushed(half_of(w[i], 0)), pair));
     }
 }
 
 static void rounded_once(float acc[16], const uint32_t x[16], const uint32_t w[16])
 {
     for (int i = 0; i < 16; i++) {
-        long double s = (long double)flushed(half_of(x[i], 1)) * (long double)flushed(half_of(w[i], 1)) + (long double)flushed(half_of(x[i], 0)) * (long double)flushed(half_of(w[i], 0));
+        long double s =
+            (long double)flushed(half_of(x[i], 1)) * (long double)flushed(half_of(w[i], 1)) +
+            (long double)flushed(half_of(x[i], 0)) * (long double)flushed(half_of(w[i], 0));
         acc[i] = flushed((float)(s + (long double)flushed(acc[i])));
     }
 }
