@@ -14,18 +14,21 @@
 #include "base/mem.h"
 #include "base/options.h"
 #include "bench/engine/part_times.h"
+#include "bench/engine/run_limits.h"
 #include "engine/engine_int.h"
 
 #define REPEATS_MAX  256U
 #define STEPS_MAX    4096U
 #define MATRICES_MAX 32U
 #define WARM_STEPS   2U
+#define LIMIT_STEPS  8U /* decode steps between two looks at the limits */
 
 struct config {
     char *prefill, *decode;
     uint32_t threads, page_tokens, chunk_tokens, steps, repeat;
     int isa, kv_dtype, numerics;
-    bool json;
+    char *panels;
+    bool limits, json;
 };
 
 #define ROW(name, type, field, dflt, lo, hi, choices, arg, help)                                   \
@@ -50,6 +53,11 @@ static const struct bt_opt options[] = {
         "Decode steps to time for each."),
     ROW("repeat", BT_OPT_U32, repeat, "5", 1, REPEATS_MAX, NULL, "N",
         "Times each prompt is computed; the median counts."),
+    ROW("panels", BT_OPT_STR, panels, NULL, 0, 0, NULL, "DIR",
+        "Keep packed weights in this folder, as nodes do; a second run finds them there."),
+    ROW("limits", BT_OPT_BOOL, limits, "false", 0, 0, NULL, NULL,
+        "Measure FMA and reading between the steps, with as many threads, and print shares of "
+        "both."),
     ROW("json", BT_OPT_BOOL, json, "false", 0, 0, NULL, NULL, "One JSON object, nothing else."),
 };
 
@@ -251,6 +259,13 @@ static void step(void)
     }
 }
 
+static void look_at_limits(void)
+{
+    if (cfg.limits) {
+        bench_run_limits_look(cfg.threads != 0 ? cfg.threads : bt_cpus_usable());
+    }
+}
+
 static double run_prompt(const uint32_t *tokens, uint32_t n)
 {
     struct bt_engine_req req = {
@@ -312,6 +327,9 @@ static void run_batch(const uint32_t *tokens, const struct one_case *c, double *
         }
     }
     for (uint32_t i = 0; ids != NULL && i < WARM_STEPS + cfg.steps; i++) {
+        if (i % LIMIT_STEPS == 0) {
+            look_at_limits();
+        }
         uint64_t t0 = bt_clock_ns();
         n_delivered = 0;
         step();
@@ -339,9 +357,11 @@ static int by_value(const void *a, const void *b)
 }
 
 struct result {
-    double s;     /* median of a prompt or a step */
-    double total; /* all of them */
+    double s;      /* median of a prompt or a step */
+    double total;  /* all of them */
+    double slowed; /* the median's time over that of the fastest */
     double tokens_per_s, gops, gbytes;
+    struct bench_run_limits limits; /* with --limits */
 };
 
 static struct result evaluate(const struct one_case *c, const struct sizes *z, double *t,
@@ -364,6 +384,8 @@ static struct result evaluate(const struct one_case *c, const struct sizes *z, d
         r.gops = c->batch * ops_of(z, 1, c->context, 1) / r.s * 1e-9;
         r.gbytes = ((double)z->packed_bytes + kv) / r.s * 1e-9;
     }
+    r.slowed = r.s / t[0];
+    r.limits = bench_run_limits_tell();
     return r;
 }
 
@@ -393,14 +415,33 @@ static void print_parts(const struct result *r)
     printf(cfg.json ? "}" : "\n");
 }
 
+/* By medians, and of the fastest beside the best. */
+static void print_shares(const struct one_case *c, const struct result *r)
+{
+    const struct bench_run_limits *l = &r->limits;
+
+    printf(
+        "    limits, median and best: FMA %.0f, %.0f GFLOP/s, reading %.1f, %.1f GB/s; shares: FMA "
+        "%.1f %%, %.1f %%",
+        l->fma, l->fma_best, l->read, l->read_best, 100 * r->gops / l->fma,
+        100 * r->gops * r->slowed / l->fma_best);
+    if (c->batch > 0) {
+        printf(", reading %.1f %%, %.1f %%", 100 * r->gbytes / l->read,
+               100 * r->gbytes * r->slowed / l->read_best);
+    }
+    printf("\n");
+}
+
 static void print_case(const struct one_case *c, const struct result *r, bool first)
 {
     if (cfg.json) {
         printf("%s{\"phase\":\"%s\",\"batch\":%u,\"context\":%u,\"seconds\":%.6f,\"tokens_per_s\":%"
                ".2f,"
-               "\"gops\":%.2f,\"gbytes_per_s\":%.3f,",
+               "\"gops\":%.2f,\"gbytes_per_s\":%.3f,\"slowed\":%.3f,"
+               "\"fma_gops\":[%.1f,%.1f],\"read_gbytes_per_s\":[%.2f,%.2f],",
                first ? "" : ",", c->batch > 0 ? "decode" : "prefill", c->batch > 0 ? c->batch : 1,
-               c->context, r->s, r->tokens_per_s, r->gops, r->gbytes);
+               c->context, r->s, r->tokens_per_s, r->gops, r->gbytes, r->slowed, r->limits.fma,
+               r->limits.fma_best, r->limits.read, r->limits.read_best);
         print_parts(r);
         printf("}");
         return;
@@ -412,6 +453,9 @@ static void print_case(const struct one_case *c, const struct result *r, bool fi
         printf("decode %u at %u: %.1f tokens/s, %.2f ms a step, %.2f GB/s of packed weights and "
                "KV, %.1f GFLOP/s\n",
                c->batch, c->context, r->tokens_per_s, r->s * 1e3, r->gbytes, r->gops);
+    }
+    if (cfg.limits) {
+        print_shares(c, r);
     }
     print_parts(r);
 }
@@ -501,6 +545,7 @@ static size_t create(const char *path)
                                .n_threads = cfg.threads,
                                .kv_bytes = kv,
                                .page_tokens = cfg.page_tokens,
+                               .panel_dir = cfg.panels,
                                .kv_dtype = t,
                                .chunk_tokens = cfg.chunk_tokens,
                                .max_batch = max_batch,
@@ -517,13 +562,16 @@ static void run_case(const struct one_case *c, const struct sizes *z, bool first
     uint32_t *tokens = made_up_tokens(c->context);
     uint32_t n = c->batch > 0 ? cfg.steps : cfg.repeat;
 
+    bench_run_limits_forget();
     if (c->batch == 0) {
         run_prompt(tokens,
                    c->context < cfg.chunk_tokens ? c->context : cfg.chunk_tokens); /* warm */
         forget_times();
         for (uint32_t i = 0; i < n; i++) {
+            look_at_limits();
             t[i] = run_prompt(tokens, c->context);
         }
+        look_at_limits();
     } else {
         run_batch(tokens, c, t);
     }
