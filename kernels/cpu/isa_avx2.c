@@ -6,17 +6,20 @@
 #define ISA_NAME  "avx2"
 
 /* 6 x 16 outputs: 12 accumulators, two halves of a panel's row and two copies of x fill 16 registers. */
-#define UNROLL(n)          _Pragma(UNROLL_TEXT(GCC unroll n))
-#define UNROLL_TEXT(x)     #x
-#define GEMM_MR            6
-#define GEMM_NP            1
-#define GEMM_TILES(X)      X(1, 1) X(2, 1) X(3, 1) X(4, 1) X(5, 1) X(6, 1)
-#define GEMM_TILE_TABLE    {GEMM_TILES(TILE_ENTRY)}
-#define GEMV_NP            4
-#define GEMV_MR_MAX        4
-#define GEMV_MR_F32        4
-#define GEMV_ROWS(T)       GEMV_CASE(1, 4, T) GEMV_CASE(2, 4, T) GEMV_CASE(3, 4, T) GEMV_CASE(4, 4, T)
+#define UNROLL(n)       _Pragma(UNROLL_TEXT(GCC unroll n))
+#define UNROLL_TEXT(x)  #x
+#define GEMM_MR         6
+#define GEMM_NP         1
+#define GEMM_TILES(X)   X(1, 1) X(2, 1) X(3, 1) X(4, 1) X(5, 1) X(6, 1)
+#define GEMM_TILE_TABLE {GEMM_TILES(TILE_ENTRY)}
+#define GEMV_NP         4
+#define GEMV_MR_MAX     4
+#define GEMV_MR_F32     4
+#define GEMV_NP_1(T)    (BT_DTYPE_##T <= BT_DTYPE_BF16 ? 2 : 4)
+#define GEMV_ROWS(T)                                                                               \
+    GEMV_CASE(1, GEMV_NP_1(T), T) GEMV_CASE(2, 4, T) GEMV_CASE(3, 4, T) GEMV_CASE(4, 4, T)
 #define GEMV_AHEAD         512
+#define GEMV_AHEAD_1       256
 #define GEMV_AHEAD_PLAIN   1024
 #define ATTN_DOT_ROWS      2
 #define ATTN_DOT_KEYS      2

@@ -24,13 +24,15 @@
 #define GEMV_MR_MAX  8
 #define GEMV_MR_F32  4
 #define GEMV_NP_8(T) (BT_DTYPE_##T <= BT_DTYPE_BF16 ? 1 : 2)
+#define GEMV_NP_1(T) (BT_DTYPE_##T <= BT_DTYPE_BF16 ? 2 : 4)
 #define GEMV_ROWS(T)                                                                               \
-    GEMV_CASE(1, 4, T)                                                                             \
+    GEMV_CASE(1, GEMV_NP_1(T), T)                                                                  \
     GEMV_CASE(2, 4, T)                                                                             \
     GEMV_CASE(3, 4, T)                                                                             \
     GEMV_CASE(4, 4, T)                                                                             \
     GEMV_CASE(5, 2, T) GEMV_CASE(6, 2, T) GEMV_CASE(7, 2, T) GEMV_CASE(8, GEMV_NP_8(T), T)
 #define GEMV_AHEAD         512
+#define GEMV_AHEAD_1       256
 #define GEMV_AHEAD_PLAIN   1024
 #define ATTN_DOT_ROWS      4
 #define ATTN_DOT_KEYS      4
