@@ -1,6 +1,7 @@
-/* Attention over a ragged batch: cuts it into tiles of query rows that share a key-value head and hands them to the
- * threads. A row's result does not depend on its tile, so tiles may be as small as the number of threads asks for. The
- * arithmetic is in isa_attention.inc. */
+/* Attention over a ragged batch: cuts it into tiles of query rows and hands them to the threads. Rows that share a key-value
+ * head belong together, so that it is read once, and of few rows (decoding) all heads do, so that pages are read as they lie.
+ * A row's result does not depend on its tile, so tiles may be as small as the number of threads asks for. The arithmetic is in
+ * isa_attention.inc. */
 
 #include "kernels/cpu/cpu_int.h"
 
@@ -11,46 +12,69 @@ struct attn_run {
     const struct bt_k_span *spans;
     uint32_t n_spans;
     uint32_t group; /* query heads per key-value head */
-    uint32_t tile_rows;
+    uint32_t tile_rows, tile_heads;
 };
 
-static uint32_t span_tiles(const struct attn_run *r, const struct bt_k_span *s)
-{
-    return (s->n * r->group + r->tile_rows - 1) / r->tile_rows;
-}
+/* How the query rows of a span are cut: tiles of n_each rows of each of n_heads key-value heads. */
+struct span_cut {
+    uint32_t n_rows; /* of one key-value head */
+    uint32_t n_each, n_heads;
+    uint32_t row_tiles, head_tiles;
+};
 
-static uint32_t count_tasks(const struct attn_run *r)
+static struct span_cut cut(const struct attn_run *r, const struct bt_k_span *s)
 {
-    uint32_t n = 0;
-    for (uint32_t s = 0; s < r->n_spans; s++) {
-        n += span_tiles(r, &r->spans[s]) * r->kv->n_kv_heads;
-    }
-    return n;
+    struct span_cut c = {.n_rows = s->n * r->group};
+
+    c.n_each = c.n_rows < r->tile_rows ? c.n_rows : r->tile_rows;
+    c.n_heads = CPU_ATTN_ROWS / c.n_each < r->tile_heads ? CPU_ATTN_ROWS / c.n_each : r->tile_heads;
+    c.row_tiles = (c.n_rows + c.n_each - 1) / c.n_each;
+    c.head_tiles = (r->kv->n_kv_heads + c.n_heads - 1) / c.n_heads;
+    return c;
 }
 
 static void attn_task(void *arg, uint32_t task, uint32_t thread)
 {
     const struct attn_run *r = arg;
     const struct bt_k_span *s = r->spans;
-    uint32_t n = span_tiles(r, s) * r->kv->n_kv_heads;
+    struct span_cut c = cut(r, s);
 
-    while (task >= n) {
-        task -= n;
+    while (task >= c.row_tiles * c.head_tiles) {
+        task -= c.row_tiles * c.head_tiles;
         s++;
-        n = span_tiles(r, s) * r->kv->n_kv_heads;
+        c = cut(r, s);
     }
-    uint32_t kv_head = task % r->kv->n_kv_heads;
-    uint32_t first = task / r->kv->n_kv_heads * r->tile_rows, n_rows = s->n * r->group;
-    struct cpu_attn_tile t = {.a = r->a, .kv = r->kv, .pages = s->pages, .kv_head = kv_head};
+    uint32_t head0 = task % c.head_tiles * c.n_heads, first = task / c.head_tiles * c.n_each;
+    uint32_t n_each = c.n_rows - first < c.n_each ? c.n_rows - first : c.n_each;
+    struct cpu_attn_tile t = {.a = r->a, .kv = r->kv, .pages = s->pages, .kv_head = head0};
 
-    for (uint32_t i = first; i < n_rows && t.n_rows < r->tile_rows; i++, t.n_rows++) {
-        uint32_t token = i / r->group, head = kv_head * r->group + i % r->group;
+    t.n_kv_heads = r->kv->n_kv_heads - head0 < c.n_heads ? r->kv->n_kv_heads - head0 : c.n_heads;
+    for (uint32_t i = 0; i < t.n_kv_heads * n_each; i++, t.n_rows++) {
+        uint32_t at_row = first + i % n_each, token = at_row / r->group;
+        uint32_t head = (head0 + i / n_each) * r->group + at_row % r->group;
         size_t row = (size_t)s->row + token, at = (size_t)head * r->kv->head_dim;
-        t.rows[t.n_rows].q = r->a->q + row * r->a->q_stride + at;
-        t.rows[t.n_rows].out = r->a->out + row * r->a->out_stride + at;
-        t.rows[t.n_rows].pos = s->pos + token;
+        t.rows[i].q = r->a->q + row * r->a->q_stride + at;
+        t.rows[i].out = r->a->out + row * r->a->out_stride + at;
+        t.rows[i].pos = s->pos + token;
     }
     r->ctx->isa->attention(&t, cpu_scratch(r->ctx, thread));
+}
+
+/* Whether n_threads finish together: many tasks for each, or as many equal ones. */
+static bool is_even(const struct attn_run *r, uint32_t *n_tasks)
+{
+    uint32_t n_threads = r->ctx->n_threads, n = 0;
+    uint64_t all = 0, largest = 0;
+
+    for (uint32_t i = 0; i < r->n_spans; i++) {
+        struct span_cut c = cut(r, &r->spans[i]);
+        uint64_t cost = (uint64_t)c.n_each * c.n_heads * (r->spans[i].pos + r->spans[i].n);
+        n += c.row_tiles * c.head_tiles;
+        all += cost * c.row_tiles * c.head_tiles;
+        largest = cost > largest ? cost : largest;
+    }
+    *n_tasks = n;
+    return largest * n_threads * 3 <= all || (n % n_threads == 0 && largest * n * 8 <= all * 9);
 }
 
 void cpu_attention(struct bt_kctx *k, const struct bt_k_attn *a, const struct bt_k_kv *kv,
@@ -62,16 +86,21 @@ void cpu_attention(struct bt_kctx *k, const struct bt_k_attn *a, const struct bt
                            .spans = spans,
                            .n_spans = n_spans,
                            .group = a->n_heads / kv->n_kv_heads,
-                           .tile_rows = CPU_ATTN_ROWS};
+                           .tile_rows = CPU_ATTN_ROWS,
+                           .tile_heads = kv->n_kv_heads};
+    uint32_t n_tasks = 0;
 
     BT_ASSERT(kv->n_kv_heads > 0 && a->n_heads % kv->n_kv_heads == 0 && kv->dtype <= BT_DTYPE_BF16);
     BT_ASSERT(kv->head_dim > 0 && kv->head_dim <= CPU_HEAD_DIM_MAX && kv->page_tokens > 0);
-    uint32_t n_tasks = count_tasks(&run);
-    /* The query heads of a key-value head stay together, so that it is read once, unless threads would be idle. */
-    while (run.ctx->n_threads > 1 && n_tasks < 3 * run.ctx->n_threads &&
-           run.tile_rows > (n_tasks < run.ctx->n_threads ? 1 : run.group)) {
-        run.tile_rows /= 2;
-        n_tasks = count_tasks(&run);
+    /* The query heads of a key-value head are parted only where threads would be idle. */
+    while (!is_even(&run, &n_tasks) && run.ctx->n_threads > 1) {
+        if (run.tile_heads > 1) {
+            run.tile_heads = (run.tile_heads + 1) / 2;
+        } else if (run.tile_rows > (n_tasks < run.ctx->n_threads ? 1 : run.group)) {
+            run.tile_rows /= 2;
+        } else {
+            break;
+        }
     }
     bt_pool_run(run.ctx->pool, attn_task, &run, n_tasks);
 }

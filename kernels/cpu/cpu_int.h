@@ -127,13 +127,14 @@ struct cpu_bf16 {
                  uint32_t p1);
 };
 
-/* Query rows that share one key-value head; they need not be neighbours. */
+/* Query rows of neighbouring key-value heads, equally many of each, one head's after the other's; they need not be
+ * neighbours. */
 struct cpu_attn_tile {
     const struct bt_k_attn *a;
     const struct bt_k_kv *kv;
     const uint32_t *pages;
-    uint32_t kv_head;
-    uint32_t n_rows; /* <= CPU_ATTN_ROWS */
+    uint32_t kv_head, n_kv_heads;
+    uint32_t n_rows; /* of all of them, <= CPU_ATTN_ROWS */
     struct {
         const float *q;
         float *out;

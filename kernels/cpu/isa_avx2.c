@@ -25,7 +25,7 @@
 #define ATTN_DOT_KEYS      2
 #define ATTN_ROWS_IN_PLACE 4
 #define ATTN_PV_ROWS       2
-#define ATTN_PV_VECS       2
+#define ATTN_PV_ACCS       4
 #include "kernels/cpu/v16_avx2.inc"
 #include "kernels/cpu/isa_math.inc"
 #include "kernels/cpu/isa_panel.inc"

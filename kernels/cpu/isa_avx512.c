@@ -38,7 +38,7 @@
 #define ATTN_DOT_KEYS      4
 #define ATTN_ROWS_IN_PLACE 8
 #define ATTN_PV_ROWS       4
-#define ATTN_PV_VECS       4
+#define ATTN_PV_ACCS       16
 #include "kernels/cpu/v16_avx512.inc"
 #include "kernels/cpu/isa_math.inc"
 #include "kernels/cpu/isa_panel.inc"

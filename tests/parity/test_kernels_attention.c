@@ -214,11 +214,13 @@ static void test_batch(const struct pk *p)
 int main(void)
 {
     static const struct shape shapes[] = {
-        {3, 1, 24, 1, 70, 0, BT_DTYPE_F32, 0},    {4, 4, 32, 3, 131, 0, BT_DTYPE_F16, 0},
-        {9, 3, 64, 16, 200, 0, BT_DTYPE_BF16, 0}, {8, 2, 80, 64, 140, 0, BT_DTYPE_F16, 30.0F},
-        {4, 1, 128, 16, 190, 0, BT_DTYPE_F32, 0}, {4, 2, 64, 16, 260, 50, BT_DTYPE_BF16, 0},
-        {2, 1, 24, 3, 150, 64, BT_DTYPE_F16, 0},  {2, 2, 64, 64, 130, 1, BT_DTYPE_F32, 5.0F},
-        {2, 1, 256, 5, 66, 7, BT_DTYPE_BF16, 0},  {40, 1, 16, 16, 70, 0, BT_DTYPE_F32, 0},
+        {3, 1, 24, 1, 70, 0, BT_DTYPE_F32, 0},      {4, 4, 32, 3, 131, 0, BT_DTYPE_F16, 0},
+        {9, 3, 64, 16, 200, 0, BT_DTYPE_BF16, 0},   {8, 2, 80, 64, 140, 0, BT_DTYPE_F16, 30.0F},
+        {4, 1, 128, 16, 190, 0, BT_DTYPE_F32, 0},   {4, 2, 64, 16, 260, 50, BT_DTYPE_BF16, 0},
+        {2, 1, 24, 3, 150, 64, BT_DTYPE_F16, 0},    {2, 2, 64, 64, 130, 1, BT_DTYPE_F32, 5.0F},
+        {2, 1, 256, 5, 66, 7, BT_DTYPE_BF16, 0},    {40, 1, 16, 16, 70, 0, BT_DTYPE_F32, 0},
+        {16, 8, 128, 16, 150, 0, BT_DTYPE_BF16, 0}, {12, 6, 64, 32, 140, 0, BT_DTYPE_F16, 0},
+        {10, 5, 32, 16, 150, 40, BT_DTYPE_F32, 0},  {72, 72, 16, 16, 70, 0, BT_DTYPE_BF16, 0},
     };
     struct pk p;
 
