@@ -175,16 +175,13 @@ static void on_started(struct bt_dc_core *c, uint64_t now, uint64_t conn, struct
     }
 }
 
-/* P computes: pages will come. After the hand-off they alone count. */
+/* P computes: pages will come. After the hand-off they alone count. Of a lease that is over: P was told how it ended, and
+ * a revoke now could overtake that `done`. */
 static void on_computing(struct bt_dc_core *c, uint64_t now, uint64_t conn, struct dc_job *j,
                          const struct bt_control *m)
 {
     if (j == NULL || j->conn != conn || j->generation != m->generation) {
         c->stats.stale++;
-        if (j == NULL) { /* it was told already, unless that was lost */
-            bt_dc_act_revoke(c, conn, &m->ticket, m->generation,
-                             c->giving_back ? BT_ATTEMPT_DRAINING : BT_ATTEMPT_RETRY);
-        }
     } else if (j->state == JOB_LANDING && !j->handed) {
         j->t_progress = now;
     }
