@@ -4,6 +4,10 @@
 
 #include "kernels/backend_int.h"
 
+const char *const bt_k_isas[] = {"auto",        "plain",       "avx2", "avx512",
+                                 "avx512-vnni", "avx512-bf16", "neon"};
+const char *const bt_k_classes[] = {"cpu-f32", "cpu-int8", "cpu-bf16"};
+
 const char *bt_k_numerics(const struct bt_kctx *k)
 {
     return k->numerics;

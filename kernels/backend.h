@@ -56,14 +56,18 @@ struct bt_kweight; /* a matrix [n_rows N, n_cols K], packed for the device */
 #define BT_PAGE_NONE                                                                               \
     UINT32_MAX /* a page-table entry that holds no page; never read by a correct call */
 
+/* The CPU's instruction sets and numerics classes, for option tables (base/options.h): as a list, and by choice. */
+#define BT_K_ISAS    "auto|plain|avx2|avx512|avx512-vnni|avx512-bf16|neon"
+#define BT_K_CLASSES "cpu-f32|cpu-int8|cpu-bf16"
+extern const char *const bt_k_isas[7], *const bt_k_classes[3];
+
 struct bt_k_opts {
     uint32_t n_threads; /* 0: bt_cpus_usable() */
-    const char *
-        isa; /* CPU: NULL or "auto", "plain", "avx2", "avx512", "avx512-vnni", "avx512-bf16"; unknown or absent on this CPU: error.
-                             "plain-libm": plain C without fused instructions, for tests and other machines */
-    const char
-        *numerics;   /* CPU: NULL or "cpu-f32", "cpu-int8", "cpu-bf16"; unknown: BT_ERR_INVALID */
-    uint32_t device; /* index among devices; CPU: 0 */
+    /* CPU: NULL or one of bt_k_isas; unknown or absent on this CPU: error. "plain-libm": plain C without fused
+     * instructions, for tests and other machines. */
+    const char *isa;
+    const char *numerics; /* CPU: NULL or one of bt_k_classes; unknown: BT_ERR_INVALID */
+    uint32_t device;      /* index among devices; CPU: 0 */
 };
 
 /* A weight matrix as it lies in a file: n_rows rows of n_cols values, row after row without gaps, any alignment.

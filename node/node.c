@@ -508,9 +508,6 @@ static enum bt_status start_report(struct bt_node *n)
 
 static enum bt_status start_engine(struct bt_node *n, struct bt_err *err)
 {
-    static const char *const isas[] = {"auto",   "plain",       "avx2",
-                                       "avx512", "avx512-vnni", "avx512-bf16"};
-    static const char *const classes[] = {"cpu-f32", "cpu-int8", "cpu-bf16"};
     static const enum bt_dtype dtypes[] = {BT_DTYPE_F32, BT_DTYPE_F16, BT_DTYPE_BF16};
     struct bt_engine *e = NULL;
     struct bt_buf panel_dir = {0};
@@ -520,8 +517,8 @@ static enum bt_status start_engine(struct bt_node *n, struct bt_err *err)
         .panel_dir = panel_folder(n, &panel_dir),
         .panel_bytes_min = PANEL_BYTES_MIN,
         .backend = "cpu",
-        .isa = isas[n->cfg.isa],
-        .numerics = classes[n->cfg.numerics],
+        .isa = bt_k_isas[n->cfg.isa],
+        .numerics = bt_k_classes[n->cfg.numerics],
         .n_threads = n->cfg.threads,
         .kv_bytes = n->cfg.kv_bytes,
         .page_tokens = n->cfg.page_tokens,

@@ -1,5 +1,6 @@
 /* The option tables of prefilld and decoded. */
 
+#include "kernels/backend.h"
 #include "node/node.h"
 
 #define BUCKETS_SECONDS                                                                            \
@@ -20,10 +21,9 @@
             "Name of the model in status (default: the base name of the path)."),                  \
         ROW("backend", BT_OPT_ENUM, backend, "cpu", 0, 0, "cpu|cuda|emulated", NULL,               \
             "Where the model runs. This build has cpu."),                                          \
-        ROW("isa", BT_OPT_ENUM, isa, "auto", 0, 0,                                                 \
-            "auto|plain|avx2|avx512|avx512-vnni|avx512-bf16", NULL,                                \
+        ROW("isa", BT_OPT_ENUM, isa, "auto", 0, 0, BT_K_ISAS, NULL,                                \
             "Instruction set of the CPU kernels; all give the same bits."),                        \
-        ROW("numerics", BT_OPT_ENUM, numerics, "cpu-f32", 0, 0, "cpu-f32|cpu-int8|cpu-bf16", NULL, \
+        ROW("numerics", BT_OPT_ENUM, numerics, "cpu-f32", 0, 0, BT_K_CLASSES, NULL,                \
             "Numerics class: what matrix products round. cpu-int8: with block-quantised weights, " \
             "activations to 8 bits per 32; cpu-bf16: with BF16 weights, activations to bf16; "     \
             "each "                                                                                \

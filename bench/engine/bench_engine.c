@@ -36,10 +36,9 @@ struct config {
 static const struct bt_opt options[] = {
     ROW("threads", BT_OPT_U32, threads, "0", 0, 1024, NULL, "N",
         "Compute threads; 0: every CPU that this process may use."),
-    ROW("isa", BT_OPT_ENUM, isa, "auto", 0, 0, "auto|plain|avx2|avx512|avx512-vnni|avx512-bf16",
-        NULL, "Instruction set of the CPU kernels."),
-    ROW("numerics", BT_OPT_ENUM, numerics, "cpu-f32", 0, 0, "cpu-f32|cpu-int8|cpu-bf16", NULL,
-        "Numerics class."),
+    ROW("isa", BT_OPT_ENUM, isa, "auto", 0, 0, BT_K_ISAS, NULL,
+        "Instruction set of the CPU kernels."),
+    ROW("numerics", BT_OPT_ENUM, numerics, "cpu-f32", 0, 0, BT_K_CLASSES, NULL, "Numerics class."),
     ROW("kv-dtype", BT_OPT_ENUM, kv_dtype, "f32", 0, 0, "f32|f16|bf16", NULL,
         "Element type of the KV cache."),
     ROW("page-tokens", BT_OPT_U32, page_tokens, "16", 1, 4096, NULL, "N", "Tokens in a KV page."),
@@ -520,9 +519,6 @@ static uint64_t pool_tokens(void)
 
 static size_t create(const char *path)
 {
-    static const char *const isas[] = {"auto",   "plain",       "avx2",
-                                       "avx512", "avx512-vnni", "avx512-bf16"};
-    static const char *const classes[] = {"cpu-f32", "cpu-int8", "cpu-bf16"};
     static const enum bt_dtype dtypes[] = {BT_DTYPE_F32, BT_DTYPE_F16, BT_DTYPE_BF16};
     struct bt_model *m = NULL;
     struct bt_err err = {0};
@@ -540,8 +536,8 @@ static size_t create(const char *path)
 
     struct bt_engine_opts o = {.model_path = path,
                                .backend = "cpu",
-                               .isa = isas[cfg.isa],
-                               .numerics = classes[cfg.numerics],
+                               .isa = bt_k_isas[cfg.isa],
+                               .numerics = bt_k_classes[cfg.numerics],
                                .n_threads = cfg.threads,
                                .kv_bytes = kv,
                                .page_tokens = cfg.page_tokens,

@@ -26,9 +26,8 @@ struct config {
 #define ROW(name, type, field, dflt, lo, hi, choices, arg, help)                                   \
     {name, type, offsetof(struct config, field), dflt, lo, hi, choices, arg, help}
 static const struct bt_opt options[] = {
-    ROW("isa", BT_OPT_ENUM, isa, "auto", 0, 0, "auto|plain|avx2|avx512|avx512-vnni|avx512-bf16",
-        NULL, "Instruction set of the kernels."),
-    ROW("numerics", BT_OPT_ENUM, numerics, "cpu-f32", 0, 0, "cpu-f32|cpu-int8|cpu-bf16", NULL,
+    ROW("isa", BT_OPT_ENUM, isa, "auto", 0, 0, BT_K_ISAS, NULL, "Instruction set of the kernels."),
+    ROW("numerics", BT_OPT_ENUM, numerics, "cpu-f32", 0, 0, BT_K_CLASSES, NULL,
         "Numerics class of the kernels."),
     ROW("threads", BT_OPT_U32, threads, "0", 0, 1024, NULL, "N",
         "Compute threads; 0: every CPU that this process may use."),
@@ -148,9 +147,6 @@ static void run(struct bench *b)
 
 int main(int argc, char **argv)
 {
-    static const char *const isas[] = {"auto",   "plain",       "avx2",
-                                       "avx512", "avx512-vnni", "avx512-bf16"};
-    static const char *const classes[] = {"cpu-f32", "cpu-int8", "cpu-bf16"};
     struct bt_opt_result res;
     struct bt_err err = {0};
     struct bench b = {0};
@@ -164,7 +160,7 @@ int main(int argc, char **argv)
     }
     uint32_t threads = cfg.threads != 0 ? cfg.threads : bt_cpus_usable();
     struct bt_k_opts opts = {
-        .isa = isas[cfg.isa], .n_threads = threads, .numerics = classes[cfg.numerics]};
+        .isa = bt_k_isas[cfg.isa], .n_threads = threads, .numerics = bt_k_classes[cfg.numerics]};
     struct bt_k_opts plain = {.isa = "plain", .n_threads = 1, .numerics = opts.numerics};
     if (bt_k_create_cpu(&opts, &b.k, &err) != BT_OK ||
         bt_k_create_cpu(&plain, &b.plain, &err) != BT_OK) {

@@ -183,6 +183,8 @@ static const struct isa {
     {"avx512", &cpu_isa_avx512, &cpu_int8_avx512, &cpu_bf16_avx512},
     {"avx2", &cpu_isa_avx2, &cpu_int8_avx2, &cpu_bf16_avx2},
     {"plain", &cpu_isa_plain_fma, &cpu_int8_plain_fma, &cpu_bf16_plain_fma},
+#elif defined(__aarch64__)
+    {"neon", &cpu_isa_neon, &cpu_int8_plain, &cpu_bf16_plain},
 #endif
     {"plain-libm", &cpu_isa_plain, &cpu_int8_plain, &cpu_bf16_plain},
     {"plain", &cpu_isa_plain, &cpu_int8_plain, &cpu_bf16_plain},
@@ -213,6 +215,10 @@ static bool isa_present(const struct isa *isa)
     if (isa->f32 == &cpu_isa_plain_fma) {
         return fma;
     }
+#elif defined(__aarch64__)
+    if (isa->f32 == &cpu_isa_neon) {
+        return true;
+    }
 #endif
     return isa->f32 == &cpu_isa_plain;
 }
@@ -222,35 +228,29 @@ static enum bt_status choose_isa(const char *want, const struct isa **out, struc
     bool any = want == NULL || strcmp(want, "auto") == 0, known = false;
 
     for (size_t i = 0; i < sizeof(isas) / sizeof(isas[0]); i++) {
-        if (!any && strcmp(want, isas[i].name) != 0) {
-            continue;
-        }
-        known = true;
-        if (isa_present(&isas[i])) {
+        if ((any || strcmp(want, isas[i].name) == 0) && isa_present(&isas[i])) {
             *out = &isas[i];
             return BT_OK;
         }
     }
+    for (size_t i = 0; i < sizeof(bt_k_isas) / sizeof(bt_k_isas[0]); i++) {
+        known = known || strcmp(want, bt_k_isas[i]) == 0;
+    }
     return known ? bt_err_set(err, BT_ERR_UNSUPPORTED, "this CPU has no %s", want)
-                 : bt_err_set(
-                       err, BT_ERR_INVALID,
-                       "unknown instruction set \"%s\" (auto, plain, avx2, avx512, avx512-vnni, "
-                       "avx512-bf16)",
-                       want);
+                 : bt_err_set(err, BT_ERR_INVALID, "unknown instruction set \"%s\" (" BT_K_ISAS ")",
+                              want);
 }
 
 static enum bt_status choose_numerics(const char *want, const char **out, struct bt_err *err)
 {
-    static const char *const classes[] = {"cpu-f32", "cpu-int8", "cpu-bf16"};
-
-    for (size_t i = 0; i < sizeof(classes) / sizeof(classes[0]); i++) {
-        if (want == NULL || strcmp(want, classes[i]) == 0) {
-            *out = classes[i];
+    for (size_t i = 0; i < sizeof(bt_k_classes) / sizeof(bt_k_classes[0]); i++) {
+        if (want == NULL || strcmp(want, bt_k_classes[i]) == 0) {
+            *out = bt_k_classes[i];
             return BT_OK;
         }
     }
-    return bt_err_set(err, BT_ERR_INVALID,
-                      "unknown numerics class \"%s\" (cpu-f32, cpu-int8, cpu-bf16)", want);
+    return bt_err_set(err, BT_ERR_INVALID, "unknown numerics class \"%s\" (" BT_K_CLASSES ")",
+                      want);
 }
 
 enum bt_status bt_k_create_cpu(const struct bt_k_opts *opts, struct bt_kctx **out,

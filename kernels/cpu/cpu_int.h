@@ -172,7 +172,8 @@ extern const struct cpu_bf16 cpu_bf16_plain, cpu_bf16_plain_fma, cpu_bf16_avx2, 
     cpu_bf16_avx512_bf16;
 /* Whether this CPU's AVX512-BF16, which it must have, does what class cpu-bf16 says. */
 bool cpu_bf16_fits(void);
-extern const struct cpu_isa cpu_isa_plain, cpu_isa_plain_fma, cpu_isa_avx2, cpu_isa_avx512;
+extern const struct cpu_isa cpu_isa_plain, cpu_isa_plain_fma, cpu_isa_avx2, cpu_isa_avx512,
+    cpu_isa_neon;
 
 struct cpu_ctx {
     struct bt_kctx base;

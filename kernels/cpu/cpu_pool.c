@@ -53,6 +53,8 @@ static void cpu_pause(void)
 {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield" ::: "memory");
 #else
     __asm__ volatile("" ::: "memory");
 #endif

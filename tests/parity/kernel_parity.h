@@ -10,7 +10,7 @@
 #include "kernels/backend.h"
 #include "tests/check.h"
 
-#define PK_MAX 14
+#define PK_MAX 17
 
 struct pk {
     struct bt_kctx *k[PK_MAX];
@@ -39,7 +39,10 @@ static inline void pk_open_as(struct pk *p, const char *numerics)
                       {"avx512-vnni", 1, "cpu-int8"},
                       {"avx512-vnni", 3, "cpu-int8"},
                       {"avx512-bf16", 1, "cpu-bf16"},
-                      {"avx512-bf16", 3, "cpu-bf16"}};
+                      {"avx512-bf16", 3, "cpu-bf16"},
+                      {"neon", 1, NULL},
+                      {"neon", 2, NULL},
+                      {"neon", 3, NULL}};
 
     p->n = 0;
     for (int i = 0; i < PK_MAX; i++) {

@@ -1,8 +1,38 @@
 /* Life of a CPU context and its weights: options, descriptions, memory, and every allocation failing once. */
 
+#include <stdio.h>
 #include "base/mem.h"
 #include "kernels/backend.h"
 #include "tests/check.h"
+
+/* The lists for option tables are the arrays. */
+static void check_list(const char *list, const char *const *names, size_t n)
+{
+    char joined[256] = "";
+    int at = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        at += snprintf(joined + at, sizeof joined - (size_t)at, "%s%s", i > 0 ? "|" : "", names[i]);
+    }
+    CHECK_STR(joined, list);
+}
+
+static void test_names(void)
+{
+    struct bt_err err = {0};
+    struct bt_kctx *k = NULL;
+
+    check_list(BT_K_ISAS, bt_k_isas, sizeof bt_k_isas / sizeof bt_k_isas[0]);
+    check_list(BT_K_CLASSES, bt_k_classes, sizeof bt_k_classes / sizeof bt_k_classes[0]);
+    for (size_t i = 0; i < sizeof bt_k_isas / sizeof bt_k_isas[0]; i++) {
+        enum bt_status st = bt_k_create_cpu(&(struct bt_k_opts){.isa = bt_k_isas[i]}, &k, &err);
+
+        CHECK(st == BT_OK || st == BT_ERR_UNSUPPORTED);
+        if (st == BT_OK) {
+            bt_k_destroy(k);
+        }
+    }
+}
 
 static void test_options(void)
 {
@@ -90,6 +120,7 @@ static void test_allocations_fail(void)
 
 int main(void)
 {
+    test_names();
     test_options();
     test_memory();
     test_allocations_fail();
