@@ -15,14 +15,15 @@
 #define GEMV_NP            4
 #define GEMV_MR_MAX        4
 #define GEMV_MR_F32        4
-#define GEMV_ROWS(T)       GEMV_CASE(1, 4, T) GEMV_CASE(2, 2, T) GEMV_CASE(3, 1, T) GEMV_CASE(4, 1, T)
+#define GEMV_ROWS(T)       GEMV_CASE(1, 2, T) GEMV_CASE(2, 2, T) GEMV_CASE(3, 1, T) GEMV_CASE(4, 1, T)
 #define GEMV_AHEAD         512
 #define GEMV_AHEAD_PLAIN   1024
+#define GEMV_AHEAD_1       256
 #define ATTN_DOT_ROWS      2
 #define ATTN_DOT_KEYS      2
 #define ATTN_ROWS_IN_PLACE 4
 #define ATTN_PV_ROWS       2
-#define ATTN_PV_VECS       2
+#define ATTN_PV_ACCS       6
 #include "kernels/cpu/v16_neon.inc"
 #include "kernels/cpu/isa_math.inc"
 #include "kernels/cpu/isa_panel.inc"
