@@ -63,11 +63,15 @@ bool cpu_order_reserve(struct cpu_ctx *c, uint32_t n_cols)
 uint32_t cpu_panel_step(const struct cpu_ctx *c, const struct cpu_gemm *g, uint32_t n_row_tasks)
 {
     /* A few tasks per thread, so that a thread that lost its core does not hold up the rest; not too small, because a
-     * task prepares its rows of x again, and a quarter of it should be a long stream. */
+     * task prepares its rows of x again, and a quarter of it should be a long stream. As many for each thread: of nine equal
+     * tasks two threads do one after the other while one waits. */
     const size_t work_min = 64 * 1024;
     size_t work = (size_t)g->n_rows * g->w->n_cols * g->w->n_rows;
     uint32_t n_tasks = (c->n_threads * 4 + n_row_tasks - 1) / n_row_tasks;
 
+    while (n_tasks * n_row_tasks % c->n_threads != 0) {
+        n_tasks++;
+    }
     n_tasks = work / n_tasks < work_min ? (uint32_t)(work / work_min) + 1 : n_tasks;
     uint32_t step = (g->w->n_panels + n_tasks - 1) / n_tasks;
     return c->n_threads == 1 ? g->w->n_panels : step < 4 ? 4 : (step + 1) / 2 * 2;
