@@ -86,9 +86,9 @@ void bench_time(struct bench *b, const struct bench_figure *f)
         }
     }
     double gops = f->ops / best * 1e-9, gbytes = f->bytes / best * 1e-9;
-    printf("%s,%s,%s,%u,%.7f,%.1f,%.3f,%.3f,%.2f,%.3f\n", f->kernel, f->type, f->shape, f->rows,
-           best, gops, b->fma > 0 ? gops / b->fma : 0, b->int8 > 0 ? gops / b->int8 : 0, gbytes,
-           gbytes / b->read);
+    printf("%s,%s,%s,%u,%.7f,%.1f,%.3f,%.3f,%.3f,%.2f,%.3f\n", f->kernel, f->type, f->shape,
+           f->rows, best, gops, b->fma > 0 ? gops / b->fma : 0, b->int8 > 0 ? gops / b->int8 : 0,
+           b->bf16 > 0 ? gops / b->bf16 : 0, gbytes, gbytes / b->read);
     (void)fflush(stdout);
 }
 
@@ -171,10 +171,12 @@ int main(int argc, char **argv)
     b.cpu_time = cfg.cpu_time;
     b.fma = bench_limit_fma(threads);
     b.int8 = bench_limit_int8(threads);
+    b.bf16 = bench_limit_bf16(threads);
     b.read = bench_limit_read(threads);
-    printf("# %s, %s; limits in this run: FMA %.1f GFLOP/s, int8 %.1f GOP/s, read %.1f GB/s\n",
-           bt_k_describe(b.k), bt_k_numerics(b.k), b.fma, b.int8, b.read);
-    printf("kernel,type,shape,rows,seconds,gops,of_fma,of_int8,gbytes_per_s,of_read\n");
+    printf("# %s, %s; limits in this run: FMA %.1f GFLOP/s, int8 %.1f GOP/s, bf16 %.1f GFLOP/s, "
+           "read %.1f GB/s\n",
+           bt_k_describe(b.k), bt_k_numerics(b.k), b.fma, b.int8, b.bf16, b.read);
+    printf("kernel,type,shape,rows,seconds,gops,of_fma,of_int8,of_bf16,gbytes_per_s,of_read\n");
     run(&b);
     bt_k_destroy(b.k);
     bt_k_destroy(b.plain);

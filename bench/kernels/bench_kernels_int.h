@@ -9,8 +9,8 @@ struct bench {
     struct bt_kctx *k;     /* measured */
     struct bt_kctx *plain; /* plain C of the same numerics class: what k must agree with */
     bool quick;
-    bool cpu_time;          /* count this process's CPU time; one thread only */
-    double fma, int8, read; /* limits with as many threads, 1e9 a second */
+    bool cpu_time;                /* count this process's CPU time; one thread only */
+    double fma, int8, bf16, read; /* limits with as many threads, 1e9 a second */
 };
 
 /* One figure: the fastest of several calls of fn(arg). ops: multiplications and additions; bytes: what must come from memory.

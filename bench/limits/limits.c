@@ -201,6 +201,11 @@ double bench_limit_int8(uint32_t n_threads)
     return best_of(BENCH_INT8_256, BENCH_VNNI_512, n_threads);
 }
 
+double bench_limit_bf16(uint32_t n_threads)
+{
+    return best_of(BENCH_BF16_512, BENCH_BF16_512, n_threads);
+}
+
 double bench_limit_read(uint32_t n_threads)
 {
     return best_of(BENCH_READ_1, BENCH_READ_8, n_threads);

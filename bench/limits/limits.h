@@ -37,6 +37,7 @@ struct bench_rate bench_limit_measure(enum bench_limit l, uint32_t n_threads, ui
 /* The best of several kinds, measured now; n_threads as above. */
 double bench_limit_fma(uint32_t n_threads);
 double bench_limit_int8(uint32_t n_threads);
+double bench_limit_bf16(uint32_t n_threads); /* 0 without an instruction for them */
 double bench_limit_read(uint32_t n_threads);
 
 /* limits_loops.c: one round of work on the calling thread. Arithmetic: `rounds` times bench_loop_ops() operations. Reads: the

@@ -24,9 +24,9 @@
 #define BATCH    8U
 #define PIECES   64U
 
-static struct bt_kctx *k;
+static struct bt_kctx *k, *k_bf16; /* classes cpu-f32, cpu-bf16 */
 static float *x, *y, *norm, *logits;
-static struct bt_kweight *weights[BT_DTYPE_COUNT];
+static struct bt_kweight *weights[BT_DTYPE_COUNT], *weight_bf16;
 static struct bt_k_kv kv;
 static uint32_t pages[CONTEXT / PAGE];
 static struct bt_sampler *sampler;
@@ -59,7 +59,7 @@ static float *floats(size_t n)
 }
 
 /* Bytes of blocks whose scales are small halves (or floats), so that nothing overflows. */
-static struct bt_kweight *weight(enum bt_dtype t)
+static struct bt_kweight *weight(struct bt_kctx *ctx, enum bt_dtype t)
 {
     size_t bytes = (size_t)N_DIM * (K_DIM / bt_dtype_block_values(t)) * bt_dtype_block_bytes(t);
     uint8_t *p = bt_alloc(bytes);
@@ -74,7 +74,7 @@ static struct bt_kweight *weight(enum bt_dtype t)
     }
     struct bt_k_weight_desc d = {
         .dtype = t, .n_rows = N_DIM, .n_cols = K_DIM, .data = p, .for_gemm = true}; /* p stays */
-    if (bt_k_weight_create(k, &d, &w, &err) != BT_OK) {
+    if (bt_k_weight_create(ctx, &d, &w, &err) != BT_OK) {
         die(err.msg);
     }
     return w;
@@ -83,6 +83,11 @@ static struct bt_kweight *weight(enum bt_dtype t)
 static void gemm(enum bt_dtype t, uint32_t rows)
 {
     bt_k_gemm(k, y, N_DIM, x, K_DIM, weights[t], NULL, rows);
+}
+
+static void gemm_rounded(uint32_t rows)
+{
+    bt_k_gemm(k_bf16, y, N_DIM, x, K_DIM, weight_bf16, NULL, rows);
 }
 
 static void attention(uint32_t n)
@@ -129,6 +134,8 @@ static void sample(float temperature, uint32_t top_k, float top_p, float penalty
     W(gemv_q4_1, gemm(BT_DTYPE_Q4_1, 1))                                                           \
     W(gemv_q4_k, gemm(BT_DTYPE_Q4_K, 1))                                                           \
     W(gemv_q6_k, gemm(BT_DTYPE_Q6_K, 1))                                                           \
+    W(gemm_bf16_rounded, gemm_rounded(ROWS))                                                       \
+    W(gemv_bf16_rounded, gemm_rounded(1))                                                          \
     W(attention_prompt, attention(64))                                                             \
     W(attention_decode, attention(1))                                                              \
     W(rmsnorm, bt_k_rmsnorm(k, y, K_DIM, x, K_DIM, norm, 0, 1e-6F, ROWS, 1, K_DIM))                \
@@ -236,8 +243,9 @@ static void prepare(void)
         logits[i] = 30.0F * powf(logits[i], 101.0F);
     }
     for (int t = 0; t < BT_DTYPE_COUNT; t++) {
-        weights[t] = weight((enum bt_dtype)t);
+        weights[t] = weight(k, (enum bt_dtype)t);
     }
+    weight_bf16 = weight(k_bf16, BT_DTYPE_BF16);
     kv = (struct bt_k_kv){.page_stride = 2UL * KV_HEADS * PAGE * HEAD_DIM * sizeof(uint16_t),
                           .page_tokens = PAGE,
                           .n_kv_heads = KV_HEADS,
@@ -260,10 +268,12 @@ static void prepare(void)
 
 int main(void)
 {
-    struct bt_k_opts o = {.isa = "avx2", .n_threads = 1};
+    struct bt_k_opts o = {.isa = "avx2", .n_threads = 1},
+                     rounded = {.isa = "avx2", .n_threads = 1, .numerics = "cpu-bf16"};
     struct bt_err err = {0};
 
-    if (bt_k_create_cpu(&o, &k, &err) != BT_OK) {
+    if (bt_k_create_cpu(&o, &k, &err) != BT_OK ||
+        bt_k_create_cpu(&rounded, &k_bf16, &err) != BT_OK) {
         printf("skipped: %s\n", err.msg);
         return 77;
     }
