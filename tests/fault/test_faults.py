@@ -213,11 +213,17 @@ def test_different_page_tokens_are_never_paired():
         assert c.complete(IDS, max_tokens=5, **GREEDY)["usage"]["completion_tokens"] == 5
 
 
-@pytest.mark.parametrize("option,values", [("--kv-dtype", ("f32", "f16"))])
+@pytest.mark.parametrize("option,values", [("--kv-dtype", ("f32", "f16")), ("--numerics", ("cpu-f32", "cpu-int8")),
+                                           ("--numerics", ("cpu-int8", "cpu-f32"))])
 def test_other_mismatches(option, values):
     with Cluster(MODEL, wait=False, prefill_opts=[option, values[0]], decode_opts=[option, values[1]]) as c:
         state = wait_until("the mismatch", lambda: next((n["state"] for n in c.cluster()["nodes"] if "mismatch" in n["state"]), None))
         assert all(v in state for v in values), state
+        status, _, out = c.http("/v1/completions", {"prompt": IDS, "max_tokens": 5})
+        assert status == 503 and json.loads(out)["error"]["message"]
+        c.start_node("decode", 1, extra=[option, values[0]])
+        wait_until("the matching pair", lambda: c.http("/health")[0] == 200)
+        assert c.complete(IDS, max_tokens=5, **GREEDY)["usage"]["completion_tokens"] == 5
 
 
 def test_another_model_is_never_paired():

@@ -4,6 +4,7 @@ Every prompt is answered once, alone, by the plainest cluster; every other clust
 The clusters are chosen so that each property takes each of its values for both models, mixed inside one cluster too.
 """
 
+import os
 import random
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -152,14 +153,19 @@ FAMILIES = {
 }
 
 
-def check_family(path):
-    """Fewer prompts for the other families: one batch against one at a time, mixed kernels and chunks."""
+def check_family(path, numerics="cpu-f32"):
+    """Fewer prompts for the other families: one batch against one at a time, mixed kernels and chunks. Returns the answers."""
     requests = [r for r in prompts() if len(r["prompt"]) in (1, 16, 17, 33, 65, 257, 400)]
-    with start(path, [node("auto", 1, 512)], [node("auto", 1, 512)]) as c:
+
+    def nodes(*shapes):
+        return [[*node(*s), "--numerics", numerics] for s in shapes]
+
+    with start(path, nodes(("auto", 1, 512)), nodes(("auto", 1, 512))) as c:
         answers = ask_all(c, requests, 1)
-    with start(path, [node("plain", 2, 16), node(best("avx2"), 1, 64)], [node("plain", 1, 512), node(best("avx512", "avx2"), 2, 512)]) as c:
+    with start(path, nodes(("plain", 2, 16), (best("avx2"), 1, 64)), nodes(("plain", 1, 512), (best("avx512", "avx2"), 2, 512))) as c:
         got = ask_all(c, requests * 4, 28)
     compare(path, got, answers * 4, requests * 4)
+    return answers
 
 
 @pytest.mark.parametrize("name", FAMILIES["committed"])
@@ -172,3 +178,10 @@ def test_shared_families(name):
     if name not in shared_models():
         pytest.skip(f"../shared/data/models/{name} is not here")
     check_family(shared_models()[name])
+
+
+@pytest.mark.parametrize("name", ["gguf-q4_0", "gguf-q8_0", "gguf-q4_k"])
+def test_integer_class(name):
+    """One answer there too, and another one than in cpu-f32."""
+    path = os.path.join(tiny(name), "model.gguf")
+    assert check_family(path, "cpu-int8") != check_family(path)
