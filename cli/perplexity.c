@@ -20,6 +20,7 @@ enum { ROWS = 64, PAGE_TOKENS = 16 };
 
 struct perplexity_cfg {
     uint32_t context, threads;
+    char *numerics;
 };
 
 static const struct bt_opt options[] = {
@@ -27,6 +28,8 @@ static const struct bt_opt options[] = {
      "Tokens in a window; at most the model's context."},
     {"threads", BT_OPT_U32, offsetof(struct perplexity_cfg, threads), "0", 0, 1024, NULL, NULL,
      "Threads; 0: all CPUs that this process may use."},
+    {"numerics", BT_OPT_STR, offsetof(struct perplexity_cfg, numerics), "cpu-f32", 0, 0, NULL,
+     "CLASS", "Numerics class, one of those that nodes know by this option."},
 };
 
 struct run {
@@ -250,7 +253,7 @@ static enum bt_status measure(const char *model, const char *file, const struct 
                               struct bt_err *err)
 {
     struct run r = {0};
-    struct bt_k_opts ko = {.n_threads = cfg->threads};
+    struct bt_k_opts ko = {.n_threads = cfg->threads, .numerics = cfg->numerics};
     enum bt_status st = bt_model_open(model, &r.m, err);
 
     st = st == BT_OK ? open_tokenizer(&r, model, err) : st;

@@ -43,6 +43,16 @@ def test_perplexity_is_that_of_transformers(name, text):
     assert abs(value - PERPLEXITY[name]) < 2e-5
 
 
+def test_perplexity_in_integers(text):
+    """Nearly that of the f32 class, and not the same."""
+    model = os.path.join(tiny("gguf-q8_0"), "model.gguf")
+    exact, n = log_likelihood(model, text)
+    rounded, tokens = log_likelihood(model, text, "--numerics", "cpu-int8")
+    assert tokens == n and 0 < abs(rounded - exact) < 0.02
+    p = run("perplexity", model, text, "--numerics", "cpu-int7")
+    assert p.returncode == 1 and "cpu-int7" in p.stderr
+
+
 @pytest.mark.parametrize("name", ["llama", "qwen2", "gemma3", "mixtral", "phi3", "mistral-swa"])
 def test_quantized_file_says_nearly_the_same(name, text, tmp_path):
     plain, n = log_likelihood(tiny(name), text)
