@@ -10,7 +10,7 @@ source=$peers/llama_cpp_python-$PEER_VERSION
 mkdir -p $peers
 if [ ! -d "$source" ]; then
     [ -x $peers/venv/bin/python ] || python3 -m venv $peers/venv
-    $peers/venv/bin/pip download --quiet --no-deps --no-build-isolation --no-binary :all: -d $peers "llama-cpp-python==$PEER_VERSION"
+    $peers/venv/bin/pip download --quiet --no-deps --no-binary llama-cpp-python -d $peers "llama-cpp-python==$PEER_VERSION"
     tar -xzf "$source.tar.gz" -C $peers
 fi
 generator=()

@@ -35,6 +35,8 @@ def arguments():
     p.add_argument("--models-dir", default=os.path.join(ROOT, "build", "peers", "models"), metavar="DIR")
     p.add_argument("--bin", default=os.path.join(ROOT, "build", "release", "bin"), metavar="DIR", help="where bench-engine lies")
     p.add_argument("--json", metavar="FILE", help="every figure of every round")
+    p.add_argument("--merge", nargs="+", metavar="FILE", help="measure nothing: the table of what --json wrote in several runs, whose "
+                   "cases may be different ones")
     return p.parse_args()
 
 
@@ -66,29 +68,72 @@ def best(limit_runs, prefix):
     return max((v["n"] for run in limit_runs for k, v in run["limits"].items() if k.startswith(prefix)), default=0)
 
 
-def median_of(runs, at, field):
-    return statistics.median(r["cases"][at][field] for r in runs)
+def by_case(runs):
+    """(phase, batch, context) -> that case in each run that has it."""
+    found = {}
+    for r in runs:
+        for c in r["cases"]:
+            found.setdefault((c["phase"], c["batch"], c["context"]), []).append(c)
+    return found
 
 
-def table_rows(args, name, threads, ours, theirs, limit_runs):
+def median_of(cases, field):
+    return statistics.median(c[field] for c in cases)
+
+
+def table_row(name, threads, case, ours, theirs, limit_runs):
     fma, int8, read = best(limit_runs, "fma"), best(limit_runs, "int8"), best(limit_runs, "read")
-    rows = []
-    for at, case in enumerate(ours[0]["cases"]):
-        a, b = median_of(ours, at, "tokens_per_s"), median_of(theirs, at, "tokens_per_s")
-        if case["phase"] == "prefill":
-            gops = median_of(ours, at, "gops")
-            share = f"{gops:.0f} GFLOP/s: {gops / fma:.0%} of FMA, {gops / int8:.0%} of int8" if int8 else f"{gops / fma:.0%} of FMA"
-            what = f"prefill {case['context']}"
-            theirs_share = f"{b / a * gops / fma:.0%} of FMA"
-        else:
-            gbytes = median_of(ours, at, "gbytes_per_s")
-            share = f"{gbytes:.1f} GB/s: {gbytes / read:.0%} of reading"
-            what = f"decode {case['batch']} at {case['context']}"
-            theirs_share = f"{b / a * gbytes / read:.0%} of reading"
-        low = min(r["cases"][at]["tokens_per_s"] for r in ours) / max(r["cases"][at]["tokens_per_s"] for r in theirs)
-        high = max(r["cases"][at]["tokens_per_s"] for r in ours) / min(r["cases"][at]["tokens_per_s"] for r in theirs)
-        rows.append(f"| {name} | {threads} | {what} | {a:.1f} | {b:.1f} | {a / b:.2f} ({low:.2f}–{high:.2f}) | {share} | {theirs_share} |")
-    return rows
+    phase, batch, context = case
+    a, b = median_of(ours, "tokens_per_s"), median_of(theirs, "tokens_per_s")
+    if phase == "prefill":
+        gops = median_of(ours, "gops")
+        share = f"{gops:.0f} GFLOP/s: {gops / fma:.0%} of FMA, {gops / int8:.0%} of int8" if int8 else f"{gops / fma:.0%} of FMA"
+        what = f"prefill {context}"
+        theirs_share = f"{b / a * gops / fma:.0%} of FMA"
+    else:
+        gbytes = median_of(ours, "gbytes_per_s")
+        share = f"{gbytes:.1f} GB/s: {gbytes / read:.0%} of reading"
+        what = f"decode {batch} at {context}"
+        theirs_share = f"{b / a * gbytes / read:.0%} of reading"
+    low = min(c["tokens_per_s"] for c in ours) / max(c["tokens_per_s"] for c in theirs)
+    high = max(c["tokens_per_s"] for c in ours) / min(c["tokens_per_s"] for c in theirs)
+    return f"| {name} | {threads} | {what} | {a:.1f} | {b:.1f} | {a / b:.2f} ({low:.2f}–{high:.2f}) | {share} | {theirs_share} |"
+
+
+def table_rows(entry):
+    theirs = by_case(entry["llama.cpp"])
+    name = entry["model"] + (f", {entry['engine_opts']}" if entry["engine_opts"] else "")
+    return [table_row(name, entry["threads"], case, ours, theirs[case], entry["limits"]) for case, ours in by_case(entry["baton"]).items()]
+
+
+def say_limits(entries):
+    for threads in sorted({e["threads"] for e in entries}):
+        runs = [r for e in entries if e["threads"] == threads for r in e["limits"]]
+        print(f"{runs[0]['cpu']}, {threads} thread{'s' if threads > 1 else ''}: FMA {best(runs, 'fma'):.0f} GFLOP/s, int8 by maddubs "
+              f"{max(best(runs, 'int8 avx2'), best(runs, 'int8 avx512')):.0f}, at most {best(runs, 'int8'):.0f} GOP/s, "
+              f"BF16 {best(runs, 'bf16'):.0f} GFLOP/s, read {best(runs, 'read'):.1f} GB/s\n")
+
+
+def say_table(entries):
+    print("| model | threads | what | Baton, tokens/s | llama.cpp, tokens/s | ratio (range) | Baton's share of the limit | llama.cpp's |")
+    print("|---|---|---|---|---|---|---|---|")
+    for e in entries:
+        print("\n".join(table_rows(e)))
+
+
+def merged(paths):
+    """The entries of several files, those of one model, thread count and options as one."""
+    found = {}
+    for path in paths:
+        with open(path, encoding="utf-8") as f:
+            for e in json.load(f):
+                key = (e["model"], e["threads"], e["engine_opts"])
+                if key not in found:
+                    found[key] = e
+                else:
+                    for part in ("baton", "llama.cpp", "limits"):
+                        found[key][part] += e[part]
+    return list(found.values())
 
 
 def models(args):
@@ -118,12 +163,16 @@ def heading(args, version):
 
 def main():
     args = arguments()
+    if args.merge:
+        entries = merged(args.merge)
+        say_limits(entries)
+        say_table(entries)
+        return
     make_models(args)
-    kept, rows = [], []
+    entries = []
     version = "?"
     for threads in [int(n) for n in args.threads.split(",")]:
         limit_runs = [limits(args, threads)]
-        found = []
         for name, path in models(args):
             ours, theirs = [], []
             for i in range(args.rounds):
@@ -133,20 +182,14 @@ def main():
                 say(f"{name}, threads {threads}, round {i + 1} of {args.rounds}: {time.monotonic() - start:.0f} s")
             version = theirs[0]["version"]
             limit_runs.append(limits(args, threads))
-            found.append((name, ours, theirs))
-        for name, ours, theirs in found:
-            rows += table_rows(args, name, threads, ours, theirs, limit_runs)
-            kept.append({"model": name, "threads": threads, "baton": ours, "llama.cpp": theirs, "limits": limit_runs})
-        print(f"{limit_runs[0]['cpu']}, {threads} thread{'s' if threads > 1 else ''}: FMA {best(limit_runs, 'fma'):.0f} GFLOP/s, int8 by maddubs "
-              f"{max(best(limit_runs, 'int8 avx2'), best(limit_runs, 'int8 avx512')):.0f}, at most {best(limit_runs, 'int8'):.0f} GOP/s, "
-              f"BF16 {best(limit_runs, 'bf16'):.0f} GFLOP/s, read {best(limit_runs, 'read'):.1f} GB/s\n")
+            entries.append({"model": name, "threads": threads, "engine_opts": args.engine_opts, "baton": ours, "llama.cpp": theirs,
+                            "limits": limit_runs})
+    say_limits(entries)
     heading(args, version)
-    print("| model | threads | what | Baton, tokens/s | llama.cpp, tokens/s | ratio (range) | Baton's share of the limit | llama.cpp's |")
-    print("|---|---|---|---|---|---|---|---|")
-    print("\n".join(rows))
+    say_table(entries)
     if args.json:
         with open(args.json, "w", encoding="utf-8") as f:
-            json.dump(kept, f)
+            json.dump(entries, f)
 
 
 if __name__ == "__main__":
