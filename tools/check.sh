@@ -22,5 +22,5 @@ else
     "$bin/clang-format" --dry-run -Werror "${sources[@]}" 2>&1 | head -n 40
     [ "${PIPESTATUS[0]}" = 0 ]
 fi
-mapfile -t texts < <(git ls-files '*.c' '*.h' '*.md' '*.py' '*.sh' '*.cmake' '*.txt' '*.proto' ':!tests/golden' ':!tests/fuzz/corpus')
+mapfile -t texts < <(git ls-files '*.c' '*.h' '*.md' '*.py' '*.sh' '*.cmake' '*.txt' '*.proto' ':!tests/golden' ':!tests/fuzz/corpus' ':!bench/text')
 "$bin/codespell" --ignore-words-list=ue,ot,ser,nd,te,hist,inout,statics,caf,hel,pres,ist "${texts[@]}"
