@@ -185,3 +185,10 @@ def test_integer_class(name):
     """One answer there too, and another one than in cpu-f32."""
     path = os.path.join(tiny(name), "model.gguf")
     assert check_family(path, "cpu-int8") != check_family(path)
+
+
+@pytest.mark.parametrize("name", ["llama-bf16", "gguf-bf16"])
+def test_bf16_class(name):
+    """The same where activations are rounded to bf16; plain C, AVX2 and AVX512-BF16 in one cluster."""
+    path = os.path.join(tiny(name), "model.gguf") if name.startswith("gguf") else tiny(name)
+    assert check_family(path, "cpu-bf16") != check_family(path)
