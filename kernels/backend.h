@@ -26,11 +26,15 @@
  *    else:                  s = a / 127, q[k] = x[k] * (127 / a), the product of two f32 values rounded once, to the nearest
  *                           integer, ties to even; -127 … 127
  * Each output is one f32 chain over blocks of 32 k in order, starting at +0; then + bias[n]. A block adds, with the integer sums
- * exact (below 2^24) and w the integers of the format with their offset subtracted (q4_0: 8, q6_k: 32):
- *    q4_0, q8_0:            acc = fma(Σ w q, d * s, acc)
- *    q4_1, q4_k:            acc = fma(Σ w q, d * s, acc), then acc = fma(m, s * Σ q, acc); q4_k: d and m are the products of
- *                           the superblock's and the block's, m negative
- *    q6_k:                  acc = fma(Σ w q, d * s, acc) for the first 16 k, then for the last 16; d: as q4_k's
+ * exact (below 2^24) and w the integers of the format with their offset subtracted (q3_k: 4, q4_0: 8, q5_0: 16, q6_k: 32;
+ * iq4_nl: those of its table):
+ *    q4_0, q5_0, q8_0,
+ *    iq4_nl:                acc = fma(Σ w q, d * s, acc)
+ *    q4_1, q5_1, q4_k,
+ *    q5_k, g4, g8:          acc = fma(Σ w q, d * s, acc), then acc = fma(m, s * Σ q, acc); q4_k, q5_k: d and m are the
+ *                           products of the superblock's and the block's, m negative
+ *    q3_k, q6_k:            as q4_0 for the first 16 k, then for the last 16; d: as q4_k's
+ *    q2_k:                  as q4_k for the first 16 k, then for the last 16
  * All products and sums that are not fma are rounded to f32 one by one.
  * Class "cpu-bf16" differs from cpu-f32 in gemm with bf16 weights, and there only. Magnitudes below 2^-126 count as zero of the
  * same sign, in x, w, bias and in every result; a result is judged after rounding to 24 bits as if exponents had no end. x is

@@ -43,7 +43,7 @@
 #define CPU_KB           256U /* k values expanded at a time; a multiple of CPU_SUPER */
 #define CPU_ORDER_ROWS   256U /* rows of x put into a weight's order at a time */
 #define CPU_INT8_ROWS    512U /* rows of x rounded to 8 bits at a time */
-#define CPU_INT8_WORDS   19U
+#define CPU_INT8_WORDS   18U
 #define CPU_BF16_ROWS    512U /* rows of x rounded to bf16 at a time */
 #define CPU_HEAD_DIM_MAX 512U
 #define CPU_ATTN_ROWS    64U /* query rows (token, head) in one attention tile */
@@ -255,9 +255,8 @@ uint32_t cpu_panel_step(const struct cpu_ctx *c, const struct cpu_gemm *g, uint3
 /* Whether the integer class has its own products for a weight of this type. */
 static inline bool cpu_is_int8(const struct cpu_ctx *c, enum bt_dtype dtype)
 {
-    return c->int8 != NULL &&
-           (dtype == BT_DTYPE_Q4_0 || dtype == BT_DTYPE_Q4_1 || dtype == BT_DTYPE_Q8_0 ||
-            dtype == BT_DTYPE_Q4_K || dtype == BT_DTYPE_Q6_K);
+    return c->int8 != NULL && dtype != BT_DTYPE_F32 && dtype != BT_DTYPE_F16 &&
+           dtype != BT_DTYPE_BF16;
 }
 /* Makes c->xq at least so many bytes; what it held is lost. BT_ERR_NOMEM. */
 enum bt_status cpu_xq_reserve(struct cpu_ctx *c, size_t bytes) BT_NODISCARD;

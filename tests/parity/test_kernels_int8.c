@@ -3,13 +3,15 @@
 
 #include "tests/parity/kernel_parity.h"
 
-static const enum bt_dtype formats[] = {BT_DTYPE_Q4_0, BT_DTYPE_Q4_1, BT_DTYPE_Q8_0, BT_DTYPE_Q4_K,
-                                        BT_DTYPE_Q6_K};
+static const enum bt_dtype formats[] = {
+    BT_DTYPE_Q4_0,   BT_DTYPE_Q4_1, BT_DTYPE_Q5_0, BT_DTYPE_Q5_1, BT_DTYPE_Q8_0,
+    BT_DTYPE_IQ4_NL, BT_DTYPE_Q2_K, BT_DTYPE_Q3_K, BT_DTYPE_Q4_K, BT_DTYPE_Q5_K,
+    BT_DTYPE_Q6_K,   BT_DTYPE_G4,   BT_DTYPE_G8};
 
-/* 32 values of a row: integers, the scale of each half, and what is added. */
+/* 32 values of a row: integers, the scale of each half, and what is added to each. */
 struct parts {
     int q[32];
-    float scale[2], min;
+    float scale[2], min[2];
     bool halves, has_min;
 };
 
@@ -21,14 +23,71 @@ static void nibbles(struct parts *p, const uint8_t *q, int offset)
     }
 }
 
-static void q4_k_parts(struct parts *p, const uint8_t *b, uint32_t g)
+/* The fifth bits, 32 in a row, on top of the nibbles. */
+static void fifth_bits(struct parts *p, const uint8_t *bits)
 {
-    const uint8_t *s = b + 4, *q = b + 16 + g / 2 * 32;
+    for (int j = 0; j < 32; j++) {
+        p->q[j] += (bits[j / 8] >> j % 8 & 1) * 16;
+    }
+}
+
+static void iq4_nl_parts(struct parts *p, const uint8_t *q)
+{
+    static const int values[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                   1,    13,   25,  38,  53,  69,  89,  113};
+    nibbles(p, q, 0);
+    for (int j = 0; j < 32; j++) {
+        p->q[j] = values[p->q[j]];
+    }
+}
+
+static void grouped_parts(struct parts *p, const uint8_t *b, bool bytes)
+{
+    memcpy(p->scale, b, sizeof(float));
+    memcpy(p->min, b + 4, sizeof(float));
+    p->has_min = true;
+    nibbles(p, b + 8, 0);
+    for (int j = 0; bytes && j < 32; j++) {
+        p->q[j] = b[8 + j];
+    }
+}
+
+static void q2_k_parts(struct parts *p, const uint8_t *b, uint32_t g)
+{
+    for (uint32_t j = 0; j < 32; j++) {
+        p->q[j] = b[16 + 32 * (g / 4) + j] >> 2 * (g % 4) & 3;
+    }
+    p->halves = p->has_min = true;
+    for (uint32_t h = 0; h < 2; h++) {
+        p->scale[h] = (float)pk_half_value(b + 80) * (float)(b[2 * g + h] & 15);
+        p->min[h] = -((float)pk_half_value(b + 82) * (float)(b[2 * g + h] >> 4));
+    }
+}
+
+static void q3_k_parts(struct parts *p, const uint8_t *b, uint32_t g)
+{
+    const uint8_t *s = b + 96;
+
+    for (uint32_t j = 0; j < 32; j++) {
+        p->q[j] = (b[32 + 32 * (g / 4) + j] >> 2 * (g % 4) & 3) + (b[j] >> g & 1) * 4 - 4;
+    }
+    p->halves = true;
+    for (uint32_t h = 0; h < 2; h++) {
+        uint32_t i = 2 * g + h, low = i < 8 ? s[i] & 15U : s[i - 8] >> 4;
+        uint32_t high = s[8 + i % 4] >> 2 * (i / 4) & 3U;
+        p->scale[h] = (float)pk_half_value(b + 108) * (float)((int)(low + 16 * high) - 32);
+    }
+}
+
+/* nibbles_at: of all 256 values; q5_k's lie further on. */
+static void q4_k_parts(struct parts *p, const uint8_t *b, uint32_t g, const uint8_t *nibbles_at)
+{
+    const uint8_t *s = b + 4, *q = nibbles_at + g / 2 * 32;
     int scale = g < 4 ? s[g] & 63 : (s[g + 4] & 15) + 16 * (s[g - 4] >> 6);
     int min = g < 4 ? s[g + 4] & 63 : (s[g + 4] >> 4) + 16 * (s[g] >> 6);
 
     p->scale[0] = (float)pk_half_value(b) * (float)scale;
-    p->min = -((float)pk_half_value(b + 2) * (float)min);
+    p->min[0] = -((float)pk_half_value(b + 2) * (float)min);
     p->has_min = true;
     for (int j = 0; j < 32; j++) {
         p->q[j] = g % 2 ? q[j] >> 4 : q[j] & 15;
@@ -60,7 +119,7 @@ static struct parts parts_of(enum bt_dtype t, const uint8_t *row, uint32_t block
         break;
     case BT_DTYPE_Q4_1:
         nibbles(&p, b + 4, 0);
-        p.min = (float)pk_half_value(b + 2);
+        p.min[0] = (float)pk_half_value(b + 2);
         p.has_min = true;
         break;
     case BT_DTYPE_Q8_0:
@@ -68,8 +127,37 @@ static struct parts parts_of(enum bt_dtype t, const uint8_t *row, uint32_t block
             p.q[j] = (int8_t)b[2 + j];
         }
         break;
+    case BT_DTYPE_Q5_0:
+        nibbles(&p, b + 6, 16);
+        fifth_bits(&p, b + 2);
+        break;
+    case BT_DTYPE_Q5_1:
+        nibbles(&p, b + 8, 0);
+        fifth_bits(&p, b + 4);
+        p.min[0] = (float)pk_half_value(b + 2);
+        p.has_min = true;
+        break;
+    case BT_DTYPE_IQ4_NL:
+        iq4_nl_parts(&p, b + 2);
+        break;
+    case BT_DTYPE_G4:
+    case BT_DTYPE_G8:
+        grouped_parts(&p, b, t == BT_DTYPE_G8);
+        break;
+    case BT_DTYPE_Q2_K:
+        q2_k_parts(&p, b, i % 256 / 32);
+        break;
+    case BT_DTYPE_Q3_K:
+        q3_k_parts(&p, b, i % 256 / 32);
+        break;
     case BT_DTYPE_Q4_K:
-        q4_k_parts(&p, b, i % 256 / 32);
+        q4_k_parts(&p, b, i % 256 / 32, b + 16);
+        break;
+    case BT_DTYPE_Q5_K:
+        q4_k_parts(&p, b, i % 256 / 32, b + 48);
+        for (uint32_t j = 0; j < 32; j++) {
+            p.q[j] += (b[16 + j] >> i % 256 / 32 & 1) * 16;
+        }
         break;
     default:
         q6_k_parts(&p, b, i % 256 / 32);
@@ -108,17 +196,18 @@ static struct rounded round_x(const float *x)
 
 static float next_sum(float acc, const struct parts *p, const struct rounded *x)
 {
-    int32_t sum[2] = {0, 0}, sum_x = 0;
-
-    for (int j = 0; j < 32; j++) {
-        sum[p->halves ? j / 16 : 0] += p->q[j] * x->q[j];
-        sum_x += x->q[j];
+    for (int h = 0; h < (p->halves ? 2 : 1); h++) {
+        int32_t sum = 0, sum_x = 0;
+        for (int j = 16 * h; j < (p->halves ? 16 * h + 16 : 32); j++) {
+            sum += p->q[j] * x->q[j];
+            sum_x += x->q[j];
+        }
+        acc = fmaf((float)sum, p->scale[h] * x->scale, acc);
+        if (p->has_min) {
+            acc = fmaf(p->min[h], x->scale * (float)sum_x, acc);
+        }
     }
-    acc = fmaf((float)sum[0], p->scale[0] * x->scale, acc);
-    if (p->halves) {
-        acc = fmaf((float)sum[1], p->scale[1] * x->scale, acc);
-    }
-    return p->has_min ? fmaf(p->min, x->scale * (float)sum_x, acc) : acc;
+    return acc;
 }
 
 static void expected(enum bt_dtype t, float *y, size_t ldy, const float *x, size_t ldx,
@@ -158,12 +247,25 @@ static uint8_t *random_rows(enum bt_dtype t, uint32_t n, uint32_t k)
         w[i] = (uint8_t)pk_u32();
     }
     for (size_t i = 0; i < bytes; i += step) {
-        pk_put_half(w + i + (t == BT_DTYPE_Q6_K ? 208 : 0));
-        if (t == BT_DTYPE_Q4_1 || t == BT_DTYPE_Q4_K) {
-            pk_put_half(w + i + 2);
+        uint8_t *d = w + i +
+                     (t == BT_DTYPE_Q6_K   ? 208
+                      : t == BT_DTYPE_Q2_K ? 80
+                      : t == BT_DTYPE_Q3_K ? 108
+                                           : 0);
+        pk_put_half(d);
+        if (t == BT_DTYPE_Q4_1 || t == BT_DTYPE_Q5_1 || t == BT_DTYPE_Q2_K || t == BT_DTYPE_Q4_K ||
+            t == BT_DTYPE_Q5_K) {
+            pk_put_half(d + 2);
+        }
+        if (t == BT_DTYPE_G4 || t == BT_DTYPE_G8) {
+            float f[2] = {pk_uniform(-0.03F, 0.03F), pk_uniform(-4, 4)};
+            memcpy(d, f, sizeof(f));
         }
         if (t == BT_DTYPE_Q8_0 && pk_u32() % 4 == 0) {
             memset(w + i + 2, 0x80, 32); /* -128 throughout: the largest sums */
+        }
+        if (t != BT_DTYPE_Q8_0 && step < 64 && pk_u32() % 4 == 0) {
+            memset(w + i + step - 16, 0xff, 16); /* the largest nibbles */
         }
     }
     return w;
@@ -255,6 +357,40 @@ static void test_not_finite(const struct pk *p, enum bt_dtype t)
     bt_free(y);
 }
 
+/* Blocks of a group have the same scale and minimum, which the panels hold once. */
+static void test_groups(const struct pk *p, enum bt_dtype t, uint32_t group)
+{
+    const uint32_t n = 35, k = 384, blocks = group / 32;
+    size_t step = bt_dtype_block_bytes(t);
+    uint8_t *rows = random_rows(t, n, k);
+
+    for (uint32_t b = 0; b < n * k / 32; b++) {
+        memcpy(rows + b * step, rows + (b - b % (k / 32) % blocks) * step, 8);
+    }
+    for (uint32_t m = 1; m <= 13; m += 3) {
+        float *x = random_x(m, k), *want = bt_alloc(m * n * sizeof(float)),
+              *y = bt_alloc(m * n * sizeof(float));
+        expected(t, want, n, x, k, rows, NULL, m, n, k);
+        for (int i = 0; i < p->n; i++) {
+            struct bt_k_weight_desc d = {.dtype = t,
+                                         .n_rows = n,
+                                         .n_cols = k,
+                                         .data = rows,
+                                         .group = group,
+                                         .for_gemm = true};
+            struct bt_kweight *w = NULL;
+            CHECK_EQ(bt_k_weight_create(p->k[i], &d, &w, NULL), BT_OK);
+            bt_k_gemm(p->k[i], y, n, x, k, w, NULL, m);
+            pk_same(bt_dtype_name(t), p, i, y, want, m * n);
+            bt_k_weight_destroy(p->k[i], w);
+        }
+        bt_free(x);
+        bt_free(want);
+        bt_free(y);
+    }
+    bt_free(rows);
+}
+
 static void test_float_weights(const struct pk *p, const struct pk *f32)
 {
     const uint32_t m = 6, n = 35, k = 130;
@@ -297,6 +433,9 @@ int main(void)
         test_shape(&p, t, 13, 33, 9 * block, false);
         test_not_finite(&p, t);
     }
+    test_groups(&p, BT_DTYPE_G4, 64);
+    test_groups(&p, BT_DTYPE_G4, 384);
+    test_groups(&p, BT_DTYPE_G8, 128);
     test_float_weights(&p, &f32);
     pk_close(&p);
     pk_close(&f32);
