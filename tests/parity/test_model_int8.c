@@ -87,13 +87,14 @@ static struct difference compare(const float *got, const double *want, size_t n)
     return (struct difference){sqrt(sum / square), max / sqrt(square / (double)n)};
 }
 
-static void check_near(const char *what, const float *got, const double *want, size_t n)
+static void check_near(const char *what, const float *got, const double *want, size_t n,
+                       double room)
 {
     struct difference d = compare(got, want, n);
 
     printf("%-16s off by %.4f in the root mean square, %.4f at most\n", what, d.rms, d.max);
-    CHECK(d.rms <= RMS_LIMIT);
-    CHECK(d.max <= MAX_LIMIT);
+    CHECK(d.rms <= room * RMS_LIMIT);
+    CHECK(d.max <= room * MAX_LIMIT);
 }
 
 static void check_type(const struct pk *p, struct bt_kctx *f32, enum bt_dtype t, bool experts)
@@ -127,7 +128,7 @@ static void check_type(const struct pk *p, struct bt_kctx *f32, enum bt_dtype t,
         }
         bt_model_run_close(&r);
     }
-    check_near(what, want, exact, N_OUT_PLAIN * MADE_VOCAB);
+    check_near(what, want, exact, N_OUT_PLAIN * MADE_VOCAB, 1);
 }
 
 static void check_case(struct bt_model_run *r, const json_t *c, const char *name)
@@ -148,7 +149,8 @@ static void check_case(struct bt_model_run *r, const json_t *c, const char *name
     CHECK_EQ(bt_model_run_tokens(r, ids, n, 0, n, logits), BT_OK);
     CHECK_EQ(bt_model_run_tokens(r, ids, n, 0, 1, again), BT_OK);
     CHECK(memcmp(logits, again, vocab * sizeof(float)) == 0);
-    check_near(name, logits, want, vocab);
+    check_near(name, logits, want, vocab,
+               2); /* one row: the rows of one model differ by five times */
 }
 
 /* Fixtures with block-quantised weights, from files and from quantised directories. */
