@@ -16,12 +16,17 @@
     X(KIND, 5) X(KIND, 6) X(KIND, 7) X(KIND, 8) X(KIND, 9) X(KIND, 10) X(KIND, 11) X(KIND, 12)
 #define I8_KB            16
 #define I8_ROWS_MAX      12
-#define I8_GEMV_ROWS_MAX 2
-#define I8_GEMV_BLOCKS   2
-#define I8_GEMV_NP       4
-#define I8_GEMV_AHEAD    1024
-#define I8_GEMV_ROWS(T)  I8_GEMV_CASE(1, T) I8_GEMV_CASE(2, T)
-#define I8_EXPAND_AHEAD  2048
+#define I8_GEMV_ROWS_MAX 8
+#define I8_GEMV_BLOCKS   64
+#define I8_GEMV_NP       1
+#define I8_GEMV_AHEAD    256
+#define I8_GEMV_ROWS(T)                                                                            \
+    I8_GEMV_CASE(1, T)                                                                             \
+    I8_GEMV_CASE(2, T)                                                                             \
+    I8_GEMV_CASE(3, T)                                                                             \
+    I8_GEMV_CASE(4, T)                                                                             \
+    I8_GEMV_CASE(5, T) I8_GEMV_CASE(6, T) I8_GEMV_CASE(7, T) I8_GEMV_CASE(8, T)
+#define I8_EXPAND_AHEAD 2048
 #include "kernels/cpu/v16_avx512.inc"
 #include "kernels/cpu/isa_math.inc"
 #include "kernels/cpu/isa_panel.inc"

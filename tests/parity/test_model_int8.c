@@ -11,7 +11,7 @@
 /* What rounding activations may change, as shares of the logits' root mean square: their root mean square, and each. A product
  * of many values is off by some 0.5 %: a step of 1/127 of the largest of 32, at random; the models here have ten to fourteen
  * products in a row. */
-#define RMS_LIMIT 0.05
+#define RMS_LIMIT 0.03
 #define MAX_LIMIT 0.12
 
 enum { N_TOKENS = 512, PAGE = 16, GOLDEN_MAX = 288 };
