@@ -74,7 +74,7 @@ static void q3_k_parts(struct parts *p, const uint8_t *b, uint32_t g)
     p->halves = true;
     for (uint32_t h = 0; h < 2; h++) {
         uint32_t i = 2 * g + h, low = i < 8 ? s[i] & 15U : s[i - 8] >> 4;
-        uint32_t high = s[8 + i % 4] >> 2 * (i / 4) & 3U;
+        uint32_t high = (uint32_t)s[8 + i % 4] >> 2 * (i / 4) & 3U;
         p->scale[h] = (float)pk_half_value(b + 108) * (float)((int)(low + 16 * high) - 32);
     }
 }
