@@ -11,12 +11,11 @@
 #include <xmmintrin.h>
 #endif
 
-#define X_TASK_BYTES (384U * 1024) /* prepared rows of one task: in the second-level cache */
-
 struct bf16_task {
     struct cpu_bf16_run r;
     const struct cpu_ctx *ctx;
-    uint32_t n_tiles, tile_step, n_row_tasks, panel_step;
+    uint32_t n_tiles;
+    struct cpu_cut cut;
 };
 
 enum bt_status cpu_bf16_reserve(struct cpu_ctx *c, uint32_t n_cols)
@@ -36,15 +35,12 @@ static void prepare_range(void *arg, uint32_t first, uint32_t last)
 static void run_task(const struct bf16_task *t, uint32_t task)
 {
     const struct cpu_bf16 *isa = t->ctx->bf16;
-    uint32_t tile0 = task % t->n_row_tasks * t->tile_step,
-             panel0 = task / t->n_row_tasks * t->panel_step, n_panels = t->r.g.w->n_panels;
-    uint32_t tile1 = t->n_tiles - tile0 < t->tile_step ? t->n_tiles : tile0 + t->tile_step;
-    uint32_t panel1 = n_panels - panel0 < t->panel_step ? n_panels : panel0 + t->panel_step;
+    struct cpu_part p = cpu_cut_part(&t->cut, t->n_tiles, t->r.g.w->n_panels, task);
 
     if (t->n_tiles == 1) {
-        isa->gemv(&t->r, panel0, panel1);
+        isa->gemv(&t->r, p.panel0, p.panel1);
     } else {
-        isa->gemm(&t->r, tile0, tile1, panel0, panel1);
+        isa->gemm(&t->r, p.row0, p.row1, p.panel0, p.panel1);
     }
 }
 
@@ -76,14 +72,8 @@ static void gemm_rows(struct cpu_ctx *c, const struct cpu_gemm *g)
                           .n_tiles = (g->n_rows + rows - 1) / rows};
 
     cpu_for_range(c, t.n_tiles, (size_t)rows * g->w->n_cols, prepare_range, &t);
-    size_t step = X_TASK_BYTES / tile_bytes;
-    step = step < 4 ? 4 : step < t.n_tiles ? step : t.n_tiles;
-    t.n_row_tasks = (uint32_t)((t.n_tiles + step - 1) / step);
-    t.tile_step = (t.n_tiles + t.n_row_tasks - 1) / t.n_row_tasks;
-    t.n_row_tasks = (t.n_tiles + t.tile_step - 1) / t.tile_step;
-    t.panel_step = cpu_panel_step(c, g, t.n_row_tasks);
-    bt_pool_run(c->pool, bf16_task, &t,
-                t.n_row_tasks * ((g->w->n_panels + t.panel_step - 1) / t.panel_step));
+    t.cut = cpu_cut_tiles(c, g, t.n_tiles, tile_bytes);
+    bt_pool_run(c->pool, bf16_task, &t, t.cut.n_tasks);
 }
 
 void cpu_bf16_gemm(struct cpu_ctx *c, const struct cpu_gemm *g)

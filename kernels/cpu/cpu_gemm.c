@@ -3,27 +3,26 @@
 
 #include "kernels/cpu/cpu_int.h"
 
+#define X_TASK_BYTES                                                                               \
+    (384U * 1024) /* prepared rows of one task: they stay in the second-level cache */
+
 struct gemm_run {
     struct cpu_gemm g;
     const struct cpu_isa *isa;
     const struct cpu_ctx *ctx;
-    uint32_t row_step, n_row_tasks, panel_step;
+    struct cpu_cut cut;
     uint32_t gemv_rows;
 };
 
 static void gemm_task(void *arg, uint32_t task, uint32_t thread)
 {
     const struct gemm_run *r = arg;
-    uint32_t row0 = task % r->n_row_tasks * r->row_step,
-             panel0 = task / r->n_row_tasks * r->panel_step;
-    uint32_t n_panels = r->g.w->n_panels;
-    uint32_t row1 = r->g.n_rows - row0 < r->row_step ? r->g.n_rows : row0 + r->row_step;
-    uint32_t panel1 = n_panels - panel0 < r->panel_step ? n_panels : panel0 + r->panel_step;
+    struct cpu_part p = cpu_cut_part(&r->cut, r->g.n_rows, r->g.w->n_panels, task);
 
     if (r->g.n_rows <= r->gemv_rows) {
-        r->isa->gemv(&r->g, panel0, panel1);
+        r->isa->gemv(&r->g, p.panel0, p.panel1);
     } else {
-        r->isa->gemm(&r->g, row0, row1, panel0, panel1, cpu_scratch(r->ctx, thread));
+        r->isa->gemm(&r->g, p.row0, p.row1, p.panel0, p.panel1, cpu_scratch(r->ctx, thread));
     }
 }
 
@@ -60,7 +59,7 @@ bool cpu_order_reserve(struct cpu_ctx *c, uint32_t n_cols)
     return p != NULL;
 }
 
-uint32_t cpu_panel_step(const struct cpu_ctx *c, const struct cpu_gemm *g, uint32_t n_row_tasks)
+static uint32_t panel_step(const struct cpu_ctx *c, const struct cpu_gemm *g, uint32_t n_row_tasks)
 {
     /* A few tasks per thread, so that a thread that lost its core does not hold up the rest; not too small, because a
      * task prepares its rows of x again, and a quarter of it should be a long stream. As many for each thread: of nine equal
@@ -77,6 +76,39 @@ uint32_t cpu_panel_step(const struct cpu_ctx *c, const struct cpu_gemm *g, uint3
     return c->n_threads == 1 ? g->w->n_panels : step < 4 ? 4 : (step + 1) / 2 * 2;
 }
 
+static struct cpu_cut cut_by(const struct cpu_ctx *c, const struct cpu_gemm *g, uint32_t n_rows,
+                             uint32_t row_step)
+{
+    struct cpu_cut cut = {.row_step = row_step, .n_row_tasks = (n_rows + row_step - 1) / row_step};
+
+    cut.panel_step = panel_step(c, g, cut.n_row_tasks);
+    cut.n_tasks = cut.n_row_tasks * ((g->w->n_panels + cut.panel_step - 1) / cut.panel_step);
+    return cut;
+}
+
+struct cpu_cut cpu_cut_tiles(const struct cpu_ctx *c, const struct cpu_gemm *g, uint32_t n_tiles,
+                             size_t tile_bytes)
+{
+    size_t step = X_TASK_BYTES / tile_bytes;
+
+    step = step < 4 ? 4 : step < n_tiles ? step : n_tiles;
+    uint32_t n_row_tasks = (uint32_t)((n_tiles + step - 1) / step);
+    return cut_by(c, g, n_tiles, (n_tiles + n_row_tasks - 1) / n_row_tasks);
+}
+
+struct cpu_part cpu_cut_part(const struct cpu_cut *cut, uint32_t n_rows, uint32_t n_panels,
+                             uint32_t task)
+{
+    uint32_t row0 = task % cut->n_row_tasks * cut->row_step,
+             panel0 = task / cut->n_row_tasks * cut->panel_step;
+
+    return (struct cpu_part){
+        .row0 = row0,
+        .row1 = n_rows - row0 < cut->row_step ? n_rows : row0 + cut->row_step,
+        .panel0 = panel0,
+        .panel1 = n_panels - panel0 < cut->panel_step ? n_panels : panel0 + cut->panel_step};
+}
+
 static void run_gemm(const struct cpu_ctx *c, const struct cpu_gemm *g)
 {
     const struct cpu_weight *w = g->w;
@@ -88,11 +120,8 @@ static void run_gemm(const struct cpu_ctx *c, const struct cpu_gemm *g)
                                                                  : c->isa->gemv_rows_max};
     uint32_t row_tasks = (n_rows + CPU_GEMM_ROWS - 1) / CPU_GEMM_ROWS;
 
-    run.row_step = ((n_rows + row_tasks - 1) / row_tasks + 11) / 12 * 12;
-    run.n_row_tasks = (n_rows + run.row_step - 1) / run.row_step;
-    run.panel_step = cpu_panel_step(c, g, run.n_row_tasks);
-    bt_pool_run(c->pool, gemm_task, &run,
-                run.n_row_tasks * ((w->n_panels + run.panel_step - 1) / run.panel_step));
+    run.cut = cut_by(c, g, n_rows, ((n_rows + row_tasks - 1) / row_tasks + 11) / 12 * 12);
+    bt_pool_run(c->pool, gemm_task, &run, run.cut.n_tasks);
 }
 
 /* Inputs in w's order go through the context's memory, some rows at a time. */

@@ -250,8 +250,18 @@ void cpu_for_range(struct cpu_ctx *c, uint32_t n, size_t item_cost, cpu_range_fn
 
 /* Makes room for products with weights of n_cols inputs in their own order. */
 bool cpu_order_reserve(struct cpu_ctx *c, uint32_t n_cols) BT_NODISCARD;
-/* Panels in one task of a product whose rows are cut into n_row_tasks. */
-uint32_t cpu_panel_step(const struct cpu_ctx *c, const struct cpu_gemm *g, uint32_t n_row_tasks);
+/* How a product's output is cut into the tasks of its threads: by rows (or tiles of rows), and by panels. */
+struct cpu_cut {
+    uint32_t row_step, n_row_tasks, panel_step, n_tasks;
+};
+struct cpu_part {
+    uint32_t row0, row1, panel0, panel1; /* up to row1 and panel1 */
+};
+/* Rows in n_tiles tiles whose prepared x is tile_bytes each. */
+struct cpu_cut cpu_cut_tiles(const struct cpu_ctx *c, const struct cpu_gemm *g, uint32_t n_tiles,
+                             size_t tile_bytes);
+struct cpu_part cpu_cut_part(const struct cpu_cut *cut, uint32_t n_rows, uint32_t n_panels,
+                             uint32_t task);
 /* Whether the integer class has its own products for a weight of this type. */
 static inline bool cpu_is_int8(const struct cpu_ctx *c, enum bt_dtype dtype)
 {

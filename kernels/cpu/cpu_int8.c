@@ -5,13 +5,11 @@
 
 #include "base/mem.h"
 
-#define X_TASK_BYTES                                                                               \
-    (384U * 1024) /* rounded rows of one task: they stay in the second-level cache */
-
 struct int8_task {
     struct cpu_int8_run r;
     const struct cpu_ctx *ctx;
-    uint32_t n_tiles, tile_step, n_row_tasks, panel_step;
+    uint32_t n_tiles;
+    struct cpu_cut cut;
 };
 
 enum bt_status cpu_int8_reserve(struct cpu_ctx *c, uint32_t n_cols)
@@ -34,15 +32,12 @@ static void quantise_range(void *arg, uint32_t first, uint32_t last)
 static void int8_task(void *arg, uint32_t task, uint32_t thread)
 {
     const struct int8_task *t = arg;
-    uint32_t tile0 = task % t->n_row_tasks * t->tile_step,
-             panel0 = task / t->n_row_tasks * t->panel_step, n_panels = t->r.g.w->n_panels;
-    uint32_t tile1 = t->n_tiles - tile0 < t->tile_step ? t->n_tiles : tile0 + t->tile_step;
-    uint32_t panel1 = n_panels - panel0 < t->panel_step ? n_panels : panel0 + t->panel_step;
+    struct cpu_part p = cpu_cut_part(&t->cut, t->n_tiles, t->r.g.w->n_panels, task);
 
     if (t->r.g.n_rows <= t->ctx->int8->gemv_rows_max) {
-        t->ctx->int8->gemv(&t->r, panel0, panel1);
+        t->ctx->int8->gemv(&t->r, p.panel0, p.panel1);
     } else {
-        t->ctx->int8->gemm(&t->r, tile0, tile1, panel0, panel1, cpu_scratch(t->ctx, thread));
+        t->ctx->int8->gemm(&t->r, p.row0, p.row1, p.panel0, p.panel1, cpu_scratch(t->ctx, thread));
     }
 }
 
@@ -60,14 +55,8 @@ static void gemm_rows(struct cpu_ctx *c, const struct cpu_gemm *g)
                           .n_tiles = (g->n_rows + rows - 1) / rows};
 
     cpu_for_range(c, t.n_tiles, (size_t)rows * g->w->n_cols, quantise_range, &t);
-    size_t step = X_TASK_BYTES / tile_bytes;
-    step = step < 4 ? 4 : step < t.n_tiles ? step : t.n_tiles;
-    t.n_row_tasks = (uint32_t)((t.n_tiles + step - 1) / step);
-    t.tile_step = (t.n_tiles + t.n_row_tasks - 1) / t.n_row_tasks;
-    t.n_row_tasks = (t.n_tiles + t.tile_step - 1) / t.tile_step;
-    t.panel_step = cpu_panel_step(c, g, t.n_row_tasks);
-    bt_pool_run(c->pool, int8_task, &t,
-                t.n_row_tasks * ((g->w->n_panels + t.panel_step - 1) / t.panel_step));
+    t.cut = cpu_cut_tiles(c, g, t.n_tiles, tile_bytes);
+    bt_pool_run(c->pool, int8_task, &t, t.cut.n_tasks);
 }
 
 void cpu_int8_gemm(struct cpu_ctx *c, const struct cpu_gemm *g)
