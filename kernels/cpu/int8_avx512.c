@@ -14,8 +14,6 @@
 #define I8_KB            16
 #define I8_ROWS_MAX      8
 #define I8_GEMV_ROWS_MAX 4
-#define I8_GEMV_BLOCKS   64
-#define I8_GEMV_NP       1
 #define I8_GEMV_AHEAD    256
 #define I8_EXPAND_AHEAD  2048
 #define I8_GEMV_ROWS(T)  I8_GEMV_CASE(1, T) I8_GEMV_CASE(2, T) I8_GEMV_CASE(3, T) I8_GEMV_CASE(4, T)
