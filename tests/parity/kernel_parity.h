@@ -130,6 +130,29 @@ static inline bool pk_same(const char *what, const struct pk *p, int i, const fl
     return true;
 }
 
+/* A matrix for products. */
+static inline struct bt_kweight *pk_weight(struct bt_kctx *k, enum bt_dtype t, const void *data,
+                                           uint32_t n_rows, uint32_t n_cols)
+{
+    struct bt_k_weight_desc d = {
+        .dtype = t, .n_rows = n_rows, .n_cols = n_cols, .data = data, .for_gemm = true};
+    struct bt_kweight *w = NULL;
+    CHECK_EQ(bt_k_weight_create(k, &d, &w, NULL), BT_OK);
+    return w;
+}
+
+/* y = x w + bias, m rows of n, where no value of want is left in y but between the rows: that gap must stay. */
+static inline void pk_gemm(struct bt_kctx *k, float *y, const float *want, size_t ldy,
+                           const float *x, size_t ldx, const struct bt_kweight *w,
+                           const float *bias, uint32_t m, uint32_t n)
+{
+    memcpy(y, want, m * ldy * sizeof(float));
+    for (uint32_t r = 0; r < m; r++) {
+        memset(y + r * ldy, 0xff, n * sizeof(float));
+    }
+    bt_k_gemm(k, y, ldy, x, ldx, w, bias, m);
+}
+
 /* |got - want| <= atol + rtol |want| for all; says the worst. */
 static inline bool pk_near(const char *what, const float *got, const double *want, size_t n,
                            double atol, double rtol)

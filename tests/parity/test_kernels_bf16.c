@@ -117,16 +117,6 @@ static void random_row(uint8_t *row, uint32_t n_cols, enum kind kind)
     }
 }
 
-static struct bt_kweight *weight(struct bt_kctx *k, enum bt_dtype t, const void *data,
-                                 uint32_t n_rows, uint32_t n_cols)
-{
-    struct bt_k_weight_desc d = {
-        .dtype = t, .n_rows = n_rows, .n_cols = n_cols, .data = data, .for_gemm = true};
-    struct bt_kweight *w = NULL;
-    CHECK_EQ(bt_k_weight_create(k, &d, &w, NULL), BT_OK);
-    return w;
-}
-
 /* NaNs count as equal. */
 static void same(const char *what, const struct pk *p, int i, float *got, const float *want,
                  size_t n)
@@ -163,12 +153,8 @@ static void test_shape(const struct pk *p, enum kind kind, uint32_t m, uint32_t 
     }
     snprintf(what, sizeof(what), "bf16 gemm kind %d m %u n %u k %u", (int)kind, m, n, k);
     for (int i = 0; i < p->n; i++) {
-        struct bt_kweight *w = weight(p->k[i], BT_DTYPE_BF16, rows, n, k);
-        memcpy(y, want, m * ldy * sizeof(float)); /* the gap between rows must stay */
-        for (uint32_t r = 0; r < m; r++) {
-            memset(y + r * ldy, 0xff, n * sizeof(float));
-        }
-        bt_k_gemm(p->k[i], y, ldy, x, ldx, w, bias ? b : NULL, m);
+        struct bt_kweight *w = pk_weight(p->k[i], BT_DTYPE_BF16, rows, n, k);
+        pk_gemm(p->k[i], y, want, ldy, x, ldx, w, bias ? b : NULL, m, n);
         same(what, p, i, y, want, m * ldy);
         bt_k_weight_destroy(p->k[i], w);
     }
@@ -187,11 +173,11 @@ static void test_other_weights(const struct pk *p, const struct pk *f32, enum bt
     uint8_t *w = bt_alloc(n * k * 4);
 
     random_row(w, n * k * 2, ORDINARY);
-    struct bt_kweight *a = weight(f32->k[0], t, w, n, k);
+    struct bt_kweight *a = pk_weight(f32->k[0], t, w, n, k);
     bt_k_gemm(f32->k[0], want, n, x, k, a, NULL, m);
     bt_k_weight_destroy(f32->k[0], a);
     for (int i = 0; i < p->n; i++) {
-        a = weight(p->k[i], t, w, n, k);
+        a = pk_weight(p->k[i], t, w, n, k);
         bt_k_gemm(p->k[i], y, n, x, k, a, NULL, m);
         pk_same("other weights in class cpu-bf16", p, i, y, want, m * n);
         bt_k_weight_destroy(p->k[i], a);

@@ -291,16 +291,6 @@ static float *random_x(uint32_t m_n, size_t ldx)
     return x;
 }
 
-static struct bt_kweight *weight(struct bt_kctx *k, enum bt_dtype t, const void *data,
-                                 uint32_t n_rows, uint32_t n_cols)
-{
-    struct bt_k_weight_desc d = {
-        .dtype = t, .n_rows = n_rows, .n_cols = n_cols, .data = data, .for_gemm = true};
-    struct bt_kweight *w = NULL;
-    CHECK_EQ(bt_k_weight_create(k, &d, &w, NULL), BT_OK);
-    return w;
-}
-
 static void test_shape(const struct pk *p, enum bt_dtype t, uint32_t m, uint32_t n, uint32_t k,
                        bool bias)
 {
@@ -313,12 +303,8 @@ static void test_shape(const struct pk *p, enum bt_dtype t, uint32_t m, uint32_t
     snprintf(what, sizeof(what), "int8 gemm %s m %u n %u k %u", bt_dtype_name(t), m, n, k);
     expected(t, want, ldy, x, ldx, rows, bias ? b : NULL, m, n, k);
     for (int i = 0; i < p->n; i++) {
-        struct bt_kweight *w = weight(p->k[i], t, rows, n, k);
-        memcpy(y, want, m * ldy * sizeof(float)); /* the gap between rows must stay */
-        for (uint32_t r = 0; r < m; r++) {
-            memset(y + r * ldy, 0xff, n * sizeof(float));
-        }
-        bt_k_gemm(p->k[i], y, ldy, x, ldx, w, bias ? b : NULL, m);
+        struct bt_kweight *w = pk_weight(p->k[i], t, rows, n, k);
+        pk_gemm(p->k[i], y, want, ldy, x, ldx, w, bias ? b : NULL, m, n);
         pk_same(what, p, i, y, want, m * ldy);
         bt_k_weight_destroy(p->k[i], w);
     }
@@ -340,7 +326,7 @@ static void test_not_finite(const struct pk *p, enum bt_dtype t)
     x[5 * k + 511] = INFINITY;
     x[13 * k] = -INFINITY;
     for (int i = 0; i < p->n; i++) {
-        struct bt_kweight *w = weight(p->k[i], t, rows, n, k);
+        struct bt_kweight *w = pk_weight(p->k[i], t, rows, n, k);
         bt_k_gemm(p->k[i], y, n, x, k, w, NULL, m_n);
         int bad = 0;
         for (uint32_t m = 0; m < m_n; m++) {
@@ -397,11 +383,11 @@ static void test_float_weights(const struct pk *p, const struct pk *f32)
     float *w = pk_floats(n * k, -1, 1), *x = pk_floats(m * k, -1, 1);
     float *want = bt_alloc(m * n * sizeof(float)), *y = bt_alloc(m * n * sizeof(float));
 
-    struct bt_kweight *a = weight(f32->k[0], BT_DTYPE_F32, w, n, k);
+    struct bt_kweight *a = pk_weight(f32->k[0], BT_DTYPE_F32, w, n, k);
     bt_k_gemm(f32->k[0], want, n, x, k, a, NULL, m);
     bt_k_weight_destroy(f32->k[0], a);
     for (int i = 0; i < p->n; i++) {
-        a = weight(p->k[i], BT_DTYPE_F32, w, n, k);
+        a = pk_weight(p->k[i], BT_DTYPE_F32, w, n, k);
         bt_k_gemm(p->k[i], y, n, x, k, a, NULL, m);
         pk_same("f32 weights in the integer class", p, i, y, want, m * n);
         bt_k_weight_destroy(p->k[i], a);
