@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from cluster import ROOT, Cluster, smollm2, tiny
+from cluster import ROOT, Cluster, tiny
 
 AIPERF = "aiperf==0.13.0"
 
@@ -51,10 +51,7 @@ def test_aiperf(aiperf, endpoint, tmp_path):
         c.check_logs()
 
 
-def test_aiperf_on_a_real_model(aiperf, tmp_path):
-    model = smollm2(fetch=True)
-    if model is None:
-        pytest.skip("SmolLM2 cannot be fetched: offline?")
+def test_aiperf_on_a_real_model(aiperf, model, tmp_path):
     with Cluster(model, threads=2, kv_bytes="256MiB") as c:
         run(aiperf, c, "chat", tmp_path, 12, tiny("tiny-long"))  # the tokenizer only shapes prompts: the server counts
         c.wait_idle()

@@ -20,7 +20,7 @@ import grpc
 import pytest
 
 import grpc_stubs
-from cluster import BIN, ROOT, SLOW, Cluster, parallel, smollm2, tiny
+from cluster import BIN, ROOT, SLOW, Cluster, parallel, tiny
 
 pb, stubs = grpc_stubs.load()
 PEER = os.path.join(ROOT, "build", "peers", "venv", "bin", "python")
@@ -108,14 +108,6 @@ def compare(name, model, near, texts, classes, n_tokens=N_TOKENS):
               f"our two best are {sorted(round(p[1], 4) for _, p in parted)} apart; the peer's choice is at most {behind:.4f} behind ours")
         wrong += [(numerics, texts[i][:40], p) for i, p in parted if p[2] > near]
     assert not wrong, f"{name}: apart where it is no near-tie (limit {near}): {wrong}"
-
-
-@pytest.fixture(scope="module")
-def model():
-    path = smollm2(fetch=True)
-    if path is None:
-        pytest.skip("SmolLM2 cannot be fetched: offline? (its messages are above)")
-    return path
 
 
 @pytest.fixture(scope="module")

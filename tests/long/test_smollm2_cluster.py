@@ -10,20 +10,10 @@ import os
 import random
 import time
 
-import pytest
-
-from cluster import ROOT, Cluster, isas, parallel, smollm2
+from cluster import ROOT, Cluster, isas, parallel
 
 NEAR_TIE = 1e-3  # of the float32 reference
 NEAR_TIE_Q8 = 0.5  # of llama-cpp-python
-
-
-@pytest.fixture(scope="module")
-def model():
-    path = smollm2(fetch=True)
-    if path is None:
-        pytest.skip("SmolLM2 cannot be fetched: offline? (its messages are above)")
-    return path
 
 
 def request(ids, **params):
