@@ -15,9 +15,10 @@
  *  - A prompt starts computing only when the pages of all its tokens (and of one more, unless it is
  *    held afterwards) can be leased, with one page left over for each decoding sequence. So a
  *    started prompt always completes.
- *  - The oldest prompt gets at least half of chunk_tokens in every step; the rest goes to those
- *    with the fewest tokens left, and what remains to the oldest. While the oldest waits for pages,
- *    at most BATCH_OVERTAKE_MAX younger ones may start before it.
+ *  - The oldest prompt gets at least half of chunk_tokens in every step. The rest goes to much
+ *    shorter ones (tokens left, rounded down to a power of two, are fewer), then to the oldest, then
+ *    to the others: the shortest first, and of about the same length the oldest. While the oldest
+ *    prompt waits for pages, at most BATCH_OVERTAKE_MAX younger ones may start before it.
  *  - A decoding sequence leases a page at a page boundary. None left: the newest sequence that
  *    decodes (or is READY) is preempted (one that outgrows the whole pool: itself): forgotten, its
  *    pages freed. Prompts, held and landing sequences never are.

@@ -4,6 +4,8 @@
 
 #include "sched/batch_int.h"
 
+#include <limits.h>
+
 #include "base/assert.h"
 
 /* The newest sequence that decodes or is ready to; there is one. */
@@ -142,8 +144,19 @@ static bool admit(struct bt_batch *b, uint32_t slot, uint32_t spare)
     return true;
 }
 
-/* Among the prompts without a share so far, the one with the fewest tokens left. */
-static uint32_t shortest(const struct bt_batch *b, const struct room *room)
+/* Prompts of about the same length left, to a factor of two, take turns by age. */
+static unsigned rank_of(const struct bt_batch *b, uint32_t slot)
+{
+    unsigned rank = 0;
+
+    for (uint32_t left = tokens_left(b, slot); left > 0; left >>= 1) {
+        rank++;
+    }
+    return rank;
+}
+
+/* Among the prompts without a share so far and below that rank, the oldest of the lowest rank. */
+static uint32_t next_prompt(const struct bt_batch *b, const struct room *room, unsigned below)
 {
     bool may_start =
         !room->pages_out && (!room->head_blocked || b->n_overtakes < BATCH_OVERTAKE_MAX);
@@ -157,19 +170,20 @@ static uint32_t shortest(const struct bt_batch *b, const struct room *room)
             (s->state == BT_BATCH_WAITING && !may_start)) {
             continue;
         }
-        if (best == BT_BATCH_NO_SLOT || tokens_left(b, slot) < tokens_left(b, best)) {
+        if (rank_of(b, slot) < below) {
+            below = rank_of(b, slot);
             best = slot;
         }
     }
     return best;
 }
 
-/* Shares what the oldest prompt left among the others, the shortest first. What is being computed for
- * another one is not computed twice. */
-static void plan_short(struct bt_batch *b, struct room *room)
+/* Shares what is left among the prompts below that rank, but for the oldest prompt. What is being
+ * computed for another one is not computed twice. */
+static void plan_below(struct bt_batch *b, struct room *room, unsigned below)
 {
     while (room->tokens > 0 && room->rows > 0) {
-        uint32_t slot = shortest(b, room);
+        uint32_t slot = next_prompt(b, room, below);
 
         if (slot == BT_BATCH_NO_SLOT) {
             return;
@@ -208,14 +222,17 @@ static void plan_prompts(struct bt_batch *b)
         b->head_id = b->seqs[room.head].id;
         b->n_overtakes = 0;
     }
+    unsigned rank = rank_of(b, room.head);
+
     room.head_blocked = !admit(b, room.head, room.spare);
     if (!room.head_blocked) {
         give(b, room.head, (room.tokens + 1) / 2, (room.rows + 1) / 2, &room);
     }
-    plan_short(b, &room);
+    plan_below(b, &room, rank);
     if (!room.head_blocked) {
         give(b, room.head, room.tokens, room.rows, &room);
     }
+    plan_below(b, &room, UINT_MAX);
     b->pages_short = room.head_blocked || room.pages_out;
 }
 

@@ -258,7 +258,33 @@ static void step_all(void)
     }
 }
 
-/* One ms of every prefill node: half of its time for the oldest prompt, the rest for the shortest. */
+static unsigned rank_of(uint32_t left)
+{
+    unsigned rank = 0;
+
+    for (; left > 0; left >>= 1) {
+        rank++;
+    }
+    return rank;
+}
+
+/* The oldest of the prompts that are much shorter than the oldest one of all, as the nodes' scheduler has it; else
+ * that one. */
+static uint32_t shorter(const struct vc_node *p)
+{
+    uint32_t at = 0;
+    unsigned best = rank_of(p->jobs[0].left);
+
+    for (uint32_t k = 1; k < p->n; k++) {
+        if (rank_of(p->jobs[k].left) < best) {
+            best = rank_of(p->jobs[k].left);
+            at = k;
+        }
+    }
+    return at;
+}
+
+/* One ms of every prefill node: half of its time for the oldest prompt, the rest for shorter ones. */
 static void compute(void)
 {
     for (uint32_t i = 0; i < vc.n_nodes; i++) {
@@ -271,11 +297,8 @@ static void compute(void)
         double budget = p->speed / 1000 + p->budget;
 
         while (p->n > 0 && budget >= 1) {
-            uint32_t at = 0, quantum = (uint32_t)budget;
+            uint32_t at = budget < p->speed / 2000 ? shorter(p) : 0, quantum = (uint32_t)budget;
 
-            for (uint32_t k = 1; k < p->n && budget < p->speed / 2000; k++) {
-                at = p->jobs[k].left < p->jobs[at].left ? k : at;
-            }
             quantum = p->n > 1 && quantum > 1 ? (quantum + 1) / 2 : quantum;
             quantum = quantum < p->jobs[at].left ? quantum : p->jobs[at].left;
             p->jobs[at].left -= quantum;

@@ -110,14 +110,14 @@ static void test_long_and_short_both_move(void)
     uint32_t long_2 = submit(b, 900, 900, true);
     struct bt_batch_plan plan = step(b);
 
-    CHECK_EQ(span_of(&plan, long_1), 32);
-    CHECK_EQ(span_of(&plan, long_2), 32);
+    CHECK_EQ(span_of(&plan, long_1), 64);
+    CHECK_EQ(span_of(&plan, long_2), 0);
     uint32_t small = submit(b, 5, 5, true);
 
     plan = step(b);
     CHECK_EQ(span_of(&plan, small), 5);
-    CHECK_EQ(span_of(&plan, long_1), 32);
-    CHECK_EQ(span_of(&plan, long_2), 27);
+    CHECK_EQ(span_of(&plan, long_1), 59);
+    CHECK_EQ(span_of(&plan, long_2), 0);
     /* A stream of short prompts does not stop the oldest one. */
     for (uint32_t i = 0; i < 20 && bt_batch_seq(b, long_1)->state != BT_BATCH_HELD; i++) {
         uint32_t a = submit(b, 60, 60, true);
@@ -128,6 +128,30 @@ static void test_long_and_short_both_move(void)
             bt_batch_remove(b, a);
         }
     }
+    bt_batch_destroy(b);
+}
+
+/* Prompts of about the same length: first in, first out, though the younger ones are a bit shorter. */
+static void test_alike_prompts_keep_their_order(void)
+{
+    struct bt_batch *b = make(16, 1024, 64, 32);
+    uint32_t slots[4];
+
+    for (uint32_t i = 0; i < 4; i++) {
+        slots[i] = submit(b, 200 - i, 200 - i, true);
+    }
+    for (uint32_t at = 0, i = 0; i < 13; i++) {
+        struct bt_batch_plan plan = step(b);
+
+        while (at < 4 && bt_batch_seq(b, slots[at])->state == BT_BATCH_HELD) {
+            at++;
+        }
+        for (uint32_t k = at + 1; k < 4; k++) {
+            CHECK(bt_batch_seq(b, slots[k])->state != BT_BATCH_HELD);
+        }
+        CHECK_EQ(plan.n_prefill_tokens, i < 12 ? 64u : 200u + 199 + 198 + 197 - 12 * 64);
+    }
+    CHECK_EQ(bt_batch_load(b).n_held, 4);
     bt_batch_destroy(b);
 }
 
@@ -355,6 +379,7 @@ int main(void)
     test_prompt_then_decode();
     test_short_prompts_share_a_step();
     test_long_and_short_both_move();
+    test_alike_prompts_keep_their_order();
     test_prompt_waits_for_all_its_pages();
     test_preempts_the_newest();
     test_landing_is_never_preempted();
