@@ -28,8 +28,8 @@ static const struct bt_opt options[] = {
      "Tokens in a window; at most the model's context."},
     {"threads", BT_OPT_U32, offsetof(struct perplexity_cfg, threads), "0", 0, 1024, NULL, NULL,
      "Threads; 0: all CPUs that this process may use."},
-    {"numerics", BT_OPT_STR, offsetof(struct perplexity_cfg, numerics), "cpu-f32", 0, 0, NULL,
-     "CLASS", "Numerics class, one of those that nodes know by this option."},
+    {"numerics", BT_OPT_STR, offsetof(struct perplexity_cfg, numerics), "auto", 0, 0, NULL, "CLASS",
+     "Numerics class, as nodes have it."},
 };
 
 struct run {
@@ -241,10 +241,10 @@ static enum bt_status run_windows(struct run *r, struct bt_err *err)
     }
     bt_free(window);
     if (st == BT_OK) {
-        printf("perplexity %.4f ± %.4f: %llu tokens in %zu windows of %u, log-likelihood %.6f a "
-               "token\n",
-               perplexity(r), error_bar(r), (unsigned long long)r->n, n_windows, r->context,
-               -r->sum / (double)r->n);
+        printf("perplexity %.4f ± %.4f in class %s: %llu tokens in %zu windows of %u, "
+               "log-likelihood %.6f a token\n",
+               perplexity(r), error_bar(r), bt_k_numerics(r->k), (unsigned long long)r->n,
+               n_windows, r->context, -r->sum / (double)r->n);
     }
     return st;
 }
@@ -258,6 +258,9 @@ static enum bt_status measure(const char *model, const char *file, const struct 
 
     st = st == BT_OK ? open_tokenizer(&r, model, err) : st;
     st = st == BT_OK ? read_ids(&r, file, err) : st;
+    if (st == BT_OK && strcmp(cfg->numerics, "auto") == 0) {
+        ko.numerics = bt_model_numerics(r.m);
+    }
     st = st == BT_OK ? bt_k_create_cpu(&ko, &r.k, err) : st;
     st = st == BT_OK ? bt_model_load(r.m, r.k, NULL, err) : st;
     if (st == BT_OK) {

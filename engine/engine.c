@@ -45,13 +45,16 @@ static enum bt_status check_opts(const struct bt_engine_opts *o, struct bt_err *
 static enum bt_status open_model(struct bt_engine *e, const struct bt_engine_opts *o,
                                  struct bt_err *err)
 {
-    const struct bt_k_opts ko = {.n_threads = o->n_threads, .isa = o->isa, .numerics = o->numerics};
+    struct bt_k_opts ko = {.n_threads = o->n_threads, .isa = o->isa, .numerics = o->numerics};
     enum bt_status st = bt_model_open(o->model_path, &e->model, err);
 
     if (st != BT_OK) {
         return st;
     }
     e->info = bt_model_info(e->model);
+    if (ko.numerics == NULL) {
+        ko.numerics = bt_model_numerics(e->model);
+    }
     st = bt_k_create_cpu(&ko, &e->k, err);
     if (st != BT_OK) {
         return st;

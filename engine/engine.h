@@ -33,7 +33,7 @@ struct bt_engine_opts {
     uint64_t panel_bytes_min;
     const char *backend;  /* "cpu" */
     const char *isa;      /* NULL: auto */
-    const char *numerics; /* class (kernels/backend.h); NULL: cpu-f32 */
+    const char *numerics; /* class (kernels/backend.h); NULL: bt_model_numerics */
     uint32_t n_threads;   /* 0: all usable CPUs */
     uint64_t kv_bytes;    /* size of the KV pool; 0: a quarter of the usable memory */
     uint32_t page_tokens;

@@ -135,6 +135,20 @@ const struct bt_model_info *bt_model_info(const struct bt_model *m)
     return &m->info;
 }
 
+const char *bt_model_numerics(const struct bt_model *m)
+{
+    uint64_t floats = 0, bf16 = 0, blocks = 0;
+
+    for (size_t i = 0; i < m->n_slots; i++) {
+        const struct bt_slot *s = &m->slots[i];
+        enum bt_dtype type = bt_slot_desc(s).dtype;
+        uint64_t n = s->for_gemm ? (uint64_t)s->n_rows * s->n_cols : 0;
+
+        *(type == BT_DTYPE_BF16 ? &bf16 : type > BT_DTYPE_BF16 ? &blocks : &floats) += n;
+    }
+    return blocks > floats && blocks > bf16 ? "cpu-int8" : bf16 > floats ? "cpu-bf16" : "cpu-f32";
+}
+
 const struct bt_model_packed *bt_model_packed(const struct bt_model *m)
 {
     return &m->packed;

@@ -518,7 +518,7 @@ static enum bt_status start_engine(struct bt_node *n, struct bt_err *err)
         .panel_bytes_min = PANEL_BYTES_MIN,
         .backend = "cpu",
         .isa = bt_k_isas[n->cfg.isa],
-        .numerics = bt_k_classes[n->cfg.numerics],
+        .numerics = n->cfg.numerics > 0 ? bt_k_classes[n->cfg.numerics - 1] : NULL,
         .n_threads = n->cfg.threads,
         .kv_bytes = n->cfg.kv_bytes,
         .page_tokens = n->cfg.page_tokens,

@@ -23,11 +23,11 @@
             "Where the model runs. This build has cpu."),                                          \
         ROW("isa", BT_OPT_ENUM, isa, "auto", 0, 0, BT_K_ISAS, NULL,                                \
             "Instruction set of the CPU kernels; all give the same bits."),                        \
-        ROW("numerics", BT_OPT_ENUM, numerics, "cpu-f32", 0, 0, BT_K_CLASSES, NULL,                \
+        ROW("numerics", BT_OPT_ENUM, numerics, "auto", 0, 0, "auto|" BT_K_CLASSES, NULL,           \
             "Numerics class: what matrix products round. cpu-int8: with block-quantised weights, " \
             "activations to 8 bits per 32; cpu-bf16: with BF16 weights, activations to bf16; "     \
-            "each "                                                                                \
-            "faster; must be the same on every node."),                                            \
+            "each faster than cpu-f32, which rounds neither; auto: by the model's weights. Must "  \
+            "be the same on every node."),                                                         \
         ROW("threads", BT_OPT_U32, threads, "0", 0, 1024, NULL, "N",                               \
             "Compute threads; 0: every CPU that this process may use."),                           \
         ROW("cpus", BT_OPT_STR, cpus, NULL, 0, 0, NULL, "LIST",                                    \

@@ -31,7 +31,7 @@ def text(tmp_path):
 def log_likelihood(model, text, *args):
     p = run("perplexity", model, text, "--context", 64, "--threads", 1, *args)
     assert p.returncode == 0, p.stderr
-    m = re.fullmatch(r"perplexity (\S+) ± (\S+): (\d+) tokens in (\d+) windows of 64, log-likelihood (\S+) a token\n", p.stdout)
+    m = re.fullmatch(r"perplexity (\S+) ± (\S+) in class \S+: (\d+) tokens in (\d+) windows of 64, log-likelihood (\S+) a token\n", p.stdout)
     assert m, p.stdout
     return float(m[5]), int(m[3])
 
@@ -46,9 +46,10 @@ def test_perplexity_is_that_of_transformers(name, text):
 def test_perplexity_in_integers(text):
     """Nearly that of the f32 class, and not the same."""
     model = os.path.join(tiny("gguf-q8_0"), "model.gguf")
-    exact, n = log_likelihood(model, text)
+    exact, n = log_likelihood(model, text, "--numerics", "cpu-f32")
     rounded, tokens = log_likelihood(model, text, "--numerics", "cpu-int8")
     assert tokens == n and 0 < abs(rounded - exact) < 0.02
+    assert log_likelihood(model, text) == (rounded, n)  # the class of quantised weights
     p = run("perplexity", model, text, "--numerics", "cpu-int7")
     assert p.returncode == 1 and "cpu-int7" in p.stderr
 

@@ -14,9 +14,9 @@ def test_smollm2_answers():
     start = time.monotonic()
     with Cluster(model, threads=2, kv_bytes="128MiB") as c:
         print(f"ready {time.monotonic() - start:.2f} s after the first exec")
-        r = c.json("/v1/chat/completions", {"messages": [{"role": "user", "content": "What is the capital of France?"}],
+        r = c.json("/v1/chat/completions", {"messages": [{"role": "user", "content": "What is 2+2?"}],
                                             "max_tokens": 16, "temperature": 0, "timings": True}, timeout=200)
-        assert "Paris" in r["choices"][0]["message"]["content"], r
+        assert "4" in r["choices"][0]["message"]["content"], r
         assert r["usage"]["transferred_tokens"] == r["usage"]["prompt_tokens"]
         print(r["choices"][0]["message"]["content"], r["timings"])
         c.wait_idle()

@@ -87,6 +87,12 @@ const char *bt_k_describe(const struct bt_kctx *k)
     return "fake";
 }
 
+const char *bt_model_numerics(const struct bt_model *m)
+{
+    (void)m;
+    return "fake";
+}
+
 enum bt_status bt_model_open(const char *path, struct bt_model **out, struct bt_err *err)
 {
     struct bt_model *m = bt_calloc(1, sizeof(*m));
