@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <poll.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,7 +22,7 @@
 #define REPEATS_MAX 100U
 
 struct config {
-    char *tls, *shares, *windows, *protos;
+    char *tls, *shares, *windows, *protos, *p_cpus, *d_cpus;
     uint64_t bytes, pool_bytes;
     uint32_t repeats;
     bool median;
@@ -41,6 +42,9 @@ static const struct bt_opt options[] = {
     ROW("pool", BT_OPT_SIZE, pool_bytes, "64MiB", 1 << 20, 1e12, "SIZE",
         "Memory that the pages lie in, used round and round: a small one stays in caches."),
     ROW("repeats", BT_OPT_U32, repeats, "3", 1, REPEATS_MAX, "N", "Runs of each."),
+    ROW("p-cpus", BT_OPT_STR, p_cpus, "", 0, 0, "LIST",
+        "CPUs of the sender, like 0 or 0-3; empty: those of this process."),
+    ROW("d-cpus", BT_OPT_STR, d_cpus, "", 0, 0, "LIST", "CPUs of the receiver."),
     ROW("median", BT_OPT_BOOL, median, "false", 0, 0, NULL, "Print the median, not the best."),
 };
 static const struct bt_prog prog = {.name = "bench-transfer",
@@ -48,11 +52,30 @@ static const struct bt_prog prog = {.name = "bench-transfer",
                                     .opts = options,
                                     .n_opts = sizeof(options) / sizeof(options[0])};
 static struct config cfg;
+static cpu_set_t all_cpus; /* that this process may use; each side takes its part */
 
 struct order { /* P -> D: what comes next; echoed when ready, and again when full */
     uint64_t generation, n_shares, share_bytes;
     double d_cpu_s;
 };
+
+static void die(const char *what)
+{
+    fprintf(stderr, "bench-transfer: %s\n", what);
+    exit(1);
+}
+
+static void use_cpus(const char *list)
+{
+    struct bt_err err;
+    if (list[0] == 0) {
+        return;
+    }
+    (void)sched_setaffinity(0, sizeof(all_cpus), &all_cpus); /* it was so before */
+    if (bt_cpus_use(list, &err) != BT_OK) {
+        die(err.msg);
+    }
+}
 
 static double cpu_seconds(void)
 {
@@ -60,12 +83,6 @@ static double cpu_seconds(void)
     getrusage(RUSAGE_SELF, &u);
     return (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) +
            1e-6 * (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
-}
-
-static void die(const char *what)
-{
-    fprintf(stderr, "bench-transfer: %s\n", what);
-    exit(1);
 }
 
 /* The wake callback writes one byte into a pipe; the main thread reads events. */
@@ -243,6 +260,7 @@ static pid_t d_start(const char *tls, char address[80])
         dup2(fd[1], 1);
         close(fd[0]);
         close(fd[1]);
+        use_cpus(cfg.d_cpus);
         execl(self, self, "--d", tls, pool_bytes, (char *)NULL);
         _exit(127);
     }
@@ -265,6 +283,7 @@ static struct p_side p_start(const char *tls, enum bt_xfer_proto proto, size_t w
     char address[80];
 
     *pid = d_start(tls, address);
+    use_cpus(cfg.p_cpus);
     if (pipe(fd) != 0) {
         die("pipe");
     }
@@ -376,6 +395,9 @@ int main(int argc, char **argv)
     }
     if (res.exit_now) {
         return 0;
+    }
+    if (sched_getaffinity(0, sizeof(all_cpus), &all_cpus) != 0) {
+        die("affinity");
     }
     uint8_t *pool = bt_alloc(cfg.pool_bytes);
     if (pool == NULL) {
