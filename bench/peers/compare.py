@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
-"""Baton's engine beside llama.cpp, in turn, in one run, next to the machine's limits. Started by bench/peers.sh, which
-installs what it needs; --help lists what can be measured. Prints Markdown, and with --json FILE keeps every figure."""
+"""Baton's engine beside llama.cpp or vLLM, in turn, in one run, next to the machine's limits. Started by bench/peers.sh, which
+installs what it needs; --help lists what can be measured. Prints Markdown, and with --json FILE keeps every figure.
+
+Reading and FMA are measured by bench-engine between the steps of each case, 8-bit and BF16 products by bench-limits before and after."""
 
 import argparse
 import json
@@ -15,9 +17,14 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
+PEERS = {"llama.cpp": "llama_bench.py", "vllm": "vllm_bench.py"}
+
+
 def arguments():
     p = argparse.ArgumentParser(prog="bench/peers.sh", description=__doc__.split("\n")[0],
                                 formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    p.add_argument("--peer", default="llama.cpp", choices=list(PEERS), help="vllm: in f32, bf16 or f16, from a Hugging Face directory "
+                   "that `baton quantize` makes of the file; --kv-dtype must be the type of the weights")
     p.add_argument("--types", default="f32,bf16,q8_0,q4_0,q4_k_m", metavar="T[,T...]",
                    help="weight types of the model of 0.6B shape with random weights; none: leave it out")
     p.add_argument("--model", action="append", default=[], metavar="GGUF", help="other files to measure, e.g. SmolLM2-135M")
@@ -31,6 +38,8 @@ def arguments():
     p.add_argument("--engine-opts", default="", metavar="TEXT", help="more options for bench-engine, separated by blanks")
     p.add_argument("--run", default=os.environ.get("RUN", ""), metavar="COMMAND",
                    help="put before every measured program, e.g. 'chrt -f 1' on a machine with other work")
+    p.add_argument("--peer-python", default=sys.executable, metavar="FILE", help="the Python that has the peer")
+    p.add_argument("--peer-opts", default="", metavar="TEXT", help="more options for the peer's script, separated by blanks")
     p.add_argument("--tokenizer", metavar="GGUF", help="whose tokenizer the random model gets")
     p.add_argument("--models-dir", default=os.path.join(ROOT, "build", "peers", "models"), metavar="DIR")
     p.add_argument("--bin", default=os.path.join(ROOT, "build", "release", "bin"), metavar="DIR", help="where bench-engine lies")
@@ -55,8 +64,19 @@ def one_round(args, model, threads, peer):
     common = ["--threads", str(threads), "--prefill", args.prefill, "--decode", args.decode, "--steps", str(args.steps),
               "--repeat", str(args.repeat), "--kv-dtype", args.kv_dtype]
     if peer:
-        return output(args, [sys.executable, os.path.join(HERE, "llama_bench.py"), model, *common])
-    return output(args, [os.path.join(args.bin, "bench-engine"), *common, "--json", *args.engine_opts.split(), model])
+        return output(args, [args.peer_python, os.path.join(HERE, PEERS[args.peer]), model_of_peer(args, model), *common,
+                             *args.peer_opts.split()])
+    return output(args, [os.path.join(args.bin, "bench-engine"), *common, "--limits", "--json", *args.engine_opts.split(), model])
+
+
+def model_of_peer(args, path):
+    if args.peer == "llama.cpp":
+        return path
+    folder = os.path.join(args.models_dir, f"{os.path.basename(path).removesuffix('.gguf')}-{args.kv_dtype}-hf")
+    if not os.path.exists(os.path.join(folder, "config.json")):
+        subprocess.run([os.path.join(args.bin, "baton"), "quantize", path, "--to", args.kv_dtype, "--hf", folder], check=True,
+                       stdout=subprocess.DEVNULL)
+    return folder
 
 
 def limits(args, threads):
@@ -81,41 +101,55 @@ def median_of(cases, field):
     return statistics.median(c[field] for c in cases)
 
 
-def table_row(name, threads, case, ours, theirs, limit_runs):
-    fma, int8, read = best(limit_runs, "fma"), best(limit_runs, "int8"), best(limit_runs, "read")
+def peaks(numerics, limit_runs):
+    """Names and rates of the products that kernels of a numerics class may use, besides FMA."""
+    if numerics == "cpu-int8":
+        return {"maddubs": maddubs(limit_runs), "VNNI": best(limit_runs, "int8 vnni")}
+    return {"BF16": best(limit_runs, "bf16")} if numerics == "cpu-bf16" else {}
+
+
+def shares(case, ours, numerics, limit_runs):
+    gops = median_of(ours, "gops")
+    found = [("FMA", statistics.median(c["gops"] / c["fma_gops"][0] for c in ours))]
+    found += [(name, gops / rate) for name, rate in peaks(numerics, limit_runs).items() if rate > 0]
+    text = f"{gops:.0f} GFLOP/s: " + ", ".join(f"{share:.0%} of {name}" for name, share in found)
+    if case[0] == "prefill":
+        return text
+    read = statistics.median(c["gbytes_per_s"] / c["read_gbytes_per_s"][0] for c in ours)
+    return f"{median_of(ours, 'gbytes_per_s'):.1f} GB/s: {read:.0%} of reading" + (f"; {text}" if case[1] > 1 else "")
+
+
+def table_row(entry, case, ours, theirs):
     phase, batch, context = case
+    what = f"prefill {context}" if phase == "prefill" else f"decode {batch} at {context}"
     a, b = median_of(ours, "tokens_per_s"), median_of(theirs, "tokens_per_s")
-    if phase == "prefill":
-        gops = median_of(ours, "gops")
-        share = f"{gops:.0f} GFLOP/s: {gops / fma:.0%} of FMA, {gops / int8:.0%} of int8" if int8 else f"{gops / fma:.0%} of FMA"
-        what = f"prefill {context}"
-        theirs_share = f"{b / a * gops / fma:.0%} of FMA"
-    else:
-        gbytes = median_of(ours, "gbytes_per_s")
-        share = f"{gbytes:.1f} GB/s: {gbytes / read:.0%} of reading"
-        what = f"decode {batch} at {context}"
-        theirs_share = f"{b / a * gbytes / read:.0%} of reading"
     low = min(c["tokens_per_s"] for c in ours) / max(c["tokens_per_s"] for c in theirs)
     high = max(c["tokens_per_s"] for c in ours) / min(c["tokens_per_s"] for c in theirs)
-    return f"| {name} | {threads} | {what} | {a:.1f} | {b:.1f} | {a / b:.2f} ({low:.2f}–{high:.2f}) | {share} | {theirs_share} |"
+    numerics = entry["baton"][0]["numerics"]
+    return (f"| {entry['model']} | {numerics} | {entry['threads']} | {what} | {a:.1f} | {b:.1f} | {a / b:.2f} ({low:.2f}–{high:.2f}) | "
+            f"{shares(case, ours, numerics, entry['limits'])} |")
 
 
 def table_rows(entry):
-    theirs = by_case(entry["llama.cpp"])
-    name = entry["model"] + (f", {entry['engine_opts']}" if entry["engine_opts"] else "")
-    return [table_row(name, entry["threads"], case, ours, theirs[case], entry["limits"]) for case, ours in by_case(entry["baton"]).items()]
+    theirs = by_case(entry["peer"])
+    return [table_row(entry, case, ours, theirs[case]) for case, ours in by_case(entry["baton"]).items()]
+
+
+def maddubs(limit_runs):
+    return max(best(limit_runs, "int8 avx2"), best(limit_runs, "int8 avx512"))
 
 
 def say_limits(entries):
     for threads in sorted({e["threads"] for e in entries}):
         runs = [r for e in entries if e["threads"] == threads for r in e["limits"]]
         print(f"{runs[0]['cpu']}, {threads} thread{'s' if threads > 1 else ''}: FMA {best(runs, 'fma'):.0f} GFLOP/s, int8 by maddubs "
-              f"{max(best(runs, 'int8 avx2'), best(runs, 'int8 avx512')):.0f}, at most {best(runs, 'int8'):.0f} GOP/s, "
-              f"BF16 {best(runs, 'bf16'):.0f} GFLOP/s, read {best(runs, 'read'):.1f} GB/s\n")
+              f"{maddubs(runs):.0f}, at most {best(runs, 'int8'):.0f} GOP/s, BF16 {best(runs, 'bf16'):.0f} GFLOP/s, read "
+              f"{best(runs, 'read'):.1f} GB/s\n")
 
 
 def say_table(entries):
-    print("| model | threads | what | Baton, tokens/s | llama.cpp, tokens/s | ratio (range) | Baton's share of the limit | llama.cpp's |")
+    peer = entries[0]["peer_name"]
+    print(f"| model | class | threads | what | Baton, tokens/s | {peer}, tokens/s | ratio (range) | Baton's shares of limits |")
     print("|---|---|---|---|---|---|---|---|")
     for e in entries:
         print("\n".join(table_rows(e)))
@@ -127,11 +161,11 @@ def merged(paths):
     for path in paths:
         with open(path, encoding="utf-8") as f:
             for e in json.load(f):
-                key = (e["model"], e["threads"], e["engine_opts"])
+                key = (e["peer_name"], e["model"], e["threads"], e["engine_opts"])
                 if key not in found:
                     found[key] = e
                 else:
-                    for part in ("baton", "llama.cpp", "limits"):
+                    for part in ("baton", "peer", "limits"):
                         found[key][part] += e[part]
     return list(found.values())
 
@@ -154,9 +188,7 @@ def make_models(args):
 
 def heading(args, version):
     git = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty=+changes", "--abbrev=12"], capture_output=True, text=True)
-    import llama_cpp
-    info = llama_cpp.llama_print_system_info().decode()
-    print(f"Baton {git.stdout.strip() or 'unknown'}, llama-cpp-python {version} ({info.strip(' |')}), {platform.platform()}; KV "
+    print(f"Baton {git.stdout.strip() or 'unknown'}, {args.peer} {version}, {platform.platform()}; KV "
           f"{args.kv_dtype}, {args.rounds} rounds in turn, medians; load average at the start {os.getloadavg()[0]:.1f}"
           f"{', run with ' + args.run if args.run else ''}.\n")
 
@@ -169,6 +201,8 @@ def main():
         say_table(entries)
         return
     make_models(args)
+    for _, path in models(args):
+        model_of_peer(args, path)
     entries = []
     version = "?"
     for threads in [int(n) for n in args.threads.split(",")]:
@@ -182,8 +216,8 @@ def main():
                 say(f"{name}, threads {threads}, round {i + 1} of {args.rounds}: {time.monotonic() - start:.0f} s")
             version = theirs[0]["version"]
             limit_runs.append(limits(args, threads))
-            entries.append({"model": name, "threads": threads, "engine_opts": args.engine_opts, "baton": ours, "llama.cpp": theirs,
-                            "limits": limit_runs})
+            entries.append({"model": name, "threads": threads, "engine_opts": args.engine_opts, "peer_name": args.peer, "baton": ours,
+                            "peer": theirs, "limits": limit_runs})
     say_limits(entries)
     heading(args, version)
     say_table(entries)

@@ -126,7 +126,8 @@ def main():
         if text != "0":
             batch, context = text.split("@")
             cases.append(decode(model, args, int(batch), int(context), vocab))
-    print(json.dumps({"version": lc.__version__, "ready_s": ready, "cases": cases}))
+    info = lc.llama_print_system_info().decode().strip(" |")
+    print(json.dumps({"version": f"{lc.__version__} ({info})", "ready_s": ready, "cases": cases}))
 
 
 if __name__ == "__main__":
