@@ -516,25 +516,7 @@ void bt_rt_attempt_finish(struct bt_rt_core *c, struct rt_seq *s)
     bt_rt_seq_end(c, s, BT_RT_FINISHED, s->finish, NULL);
 }
 
-static bool tokens_reserve(struct rt_seq *s, size_t more)
-{
-    size_t need = s->n_tokens + more;
-
-    if (need <= s->cap_tokens) {
-        return true;
-    }
-    size_t cap = need + need / 2;
-    uint32_t *grown = bt_realloc(s->tokens, cap * sizeof *grown);
-
-    if (grown == NULL) {
-        return false;
-    }
-    s->tokens = grown;
-    s->cap_tokens = (uint32_t)cap;
-    return true;
-}
-
-/* Takes tokens that follow directly. false: too many, or no memory. */
+/* Takes tokens that follow directly. false: too many. */
 static bool accept(struct bt_rt_core *c, struct rt_seq *s, const struct bt_sampled *list, size_t n)
 {
     struct rt_node *d = bt_rt_node(c, s->leg[BT_ROLE_DECODE].session);
@@ -542,7 +524,7 @@ static bool accept(struct bt_rt_core *c, struct rt_seq *s, const struct bt_sampl
     if (n == 0) {
         return true;
     }
-    if (n > s->sampling.max_tokens - bt_rt_produced(s) || !tokens_reserve(s, n)) {
+    if (n > s->sampling.max_tokens - bt_rt_produced(s)) {
         return false;
     }
     struct bt_rt_action *a = bt_rt_act(c, BT_RT_TOKENS);

@@ -20,7 +20,9 @@ static bool slabs_init(struct bt_rt_core *c)
 {
     uint32_t n = c->opts.seqs_max;
 
-    return bt_slab_init(&c->biases, "biases", BT_LOGIT_BIAS_MAX * sizeof(struct bt_logit_bias),
+    return bt_slab_init(&c->tokens, "token ids", BT_SESSION_TOKENS_MAX * sizeof(uint32_t), n) ==
+               BT_OK &&
+           bt_slab_init(&c->biases, "biases", BT_LOGIT_BIAS_MAX * sizeof(struct bt_logit_bias),
                         n) == BT_OK &&
            bt_slab_init(&c->chains, "prompt blocks", RT_CHAIN_MAX * sizeof(uint64_t), n) == BT_OK &&
            bt_slab_init(&c->gaps, "token gaps", RT_GAP_MAX * sizeof(struct bt_sampled), n) ==
@@ -54,7 +56,7 @@ enum bt_status bt_rt_core_create(const struct bt_rt_opts *opts, struct bt_rt_cor
 
 static void seq_free(struct bt_rt_core *c, struct rt_seq *s)
 {
-    bt_free(s->tokens);
+    bt_slab_put(&c->tokens, s->tokens);
     bt_slab_put(&c->biases, s->bias);
     bt_slab_put(&c->gaps, s->gap);
     bt_slab_put(&c->histories, s->ended);
@@ -95,6 +97,7 @@ void bt_rt_core_destroy(struct bt_rt_core *c)
     bt_rt_nodes_fini(c);
     bt_adm_fini(&c->adm);
     bt_ticket_table_fini(&c->seqs);
+    bt_slab_fini(&c->tokens);
     bt_slab_fini(&c->biases);
     bt_slab_fini(&c->chains);
     bt_slab_fini(&c->gaps);
@@ -273,15 +276,12 @@ uint32_t bt_rt_core_room(const struct bt_rt_core *c)
     return room < slots ? room : slots;
 }
 
-static bool seq_copy(struct bt_rt_core *c, struct rt_seq *s, const struct bt_rt_seq_start *in)
+static void seq_copy(struct bt_rt_core *c, struct rt_seq *s, const struct bt_rt_seq_start *in)
 {
     size_t id_bytes = strnlen(in->request_id, sizeof s->request_id);
 
-    s->cap_tokens = in->n_prompt + 64;
-    s->tokens = bt_alloc((size_t)s->cap_tokens * sizeof *s->tokens);
-    if (s->tokens == NULL) {
-        return false;
-    }
+    s->tokens = bt_slab_get(&c->tokens);
+    BT_ASSERT(s->tokens != NULL); /* one for each sequence, as of the other slabs */
     id_bytes = id_bytes < sizeof s->request_id
                    ? id_bytes
                    : bt_utf8_complete_len(in->request_id, sizeof s->request_id - 1);
@@ -292,7 +292,7 @@ static bool seq_copy(struct bt_rt_core *c, struct rt_seq *s, const struct bt_rt_
     s->sampling = *in->sampling;
     if (in->sampling->n_bias > 0) {
         s->bias = bt_slab_get(&c->biases);
-        BT_ASSERT(s->bias != NULL); /* one for each sequence, as of the other slabs */
+        BT_ASSERT(s->bias != NULL);
         memcpy(s->bias, in->sampling->bias, in->sampling->n_bias * sizeof *s->bias);
     }
     s->sampling.bias = s->bias;
@@ -304,7 +304,6 @@ static bool seq_copy(struct bt_rt_core *c, struct rt_seq *s, const struct bt_rt_
     s->user = in->user;
     s->info.prefill_name = s->prefill_name;
     s->info.decode_name = s->decode_name;
-    return true;
 }
 
 /* What can never run is not refused but waits to be told so. */
@@ -324,7 +323,7 @@ enum bt_status bt_rt_seq_start(struct bt_rt_core *c, uint64_t now, const struct 
 {
     struct bt_ticket t;
 
-    BT_ASSERT(in->n_prompt > 0 && in->n_prompt < UINT32_MAX / 2 &&
+    BT_ASSERT(in->n_prompt > 0 && in->n_prompt <= BT_SESSION_TOKENS_MAX &&
               in->sampling->n_bias <= BT_LOGIT_BIAS_MAX);
     if (bt_rt_core_room(c) == 0) {
         return BT_ERR_BUSY;
@@ -338,10 +337,7 @@ enum bt_status bt_rt_seq_start(struct bt_rt_core *c, uint64_t now, const struct 
     if (s == NULL) {
         return BT_ERR_NOMEM;
     }
-    if (!seq_copy(c, s, in)) {
-        seq_free(c, s);
-        return BT_ERR_NOMEM;
-    }
+    seq_copy(c, s, in);
     struct bt_rt_forecast f = bt_rt_forecast_work(c, now, in->key, in->priority, in->n_prompt);
 
     s->expect_ns = f.uncertain || !c->ready ? 0 : f.wait_ns + f.prefill_ns;

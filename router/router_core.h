@@ -3,9 +3,9 @@
 
 /* The router's decisions: nodes, placement, attempts, retries. Events in, actions out, time as an
  * argument. No I/O, no clock, no thread. The router and the simulation run the same code. What a sequence needs is reserved
- * at create for all seqs_max, but for its token ids: these take heap memory at its start, in long answers now and then
- * more, and give it back at its end. Otherwise only what nodes tell of themselves does, and the queue of actions and
- * their texts, until they have their working size.
+ * at create for all seqs_max, its token ids too: address space for BT_SESSION_TOKENS_MAX of them, memory for those that it
+ * has. Only what nodes tell of themselves takes heap memory, and the queue of actions and their texts, until they have
+ * their working size.
  *
  * A *sequence* is one choice of one prompt. It runs as a series of *attempts*, each with its own
  * ticket on one pair:

@@ -72,8 +72,8 @@ struct rt_seq {
     struct rt_seq *prev, *next; /* in the list of its state */
     char request_id[BT_SESSION_ID_MAX + 1];
     char trace_id[BT_TRACE_ID_DIGITS + 1];
-    uint32_t *tokens; /* prompt and answer so far: the only memory from the heap */
-    uint32_t n_tokens, cap_tokens, n_prompt;
+    uint32_t *tokens; /* prompt and answer so far, of c->tokens */
+    uint32_t n_tokens, n_prompt;
     struct bt_sampling sampling;
     struct bt_logit_bias *bias; /* of c->biases, or NULL */
     bool prompt_logprobs;
@@ -153,7 +153,7 @@ struct bt_rt_core {
     uint32_t *node_generation;
     uint32_t n_slots; /* slots of nodes ever used */
     struct bt_ticket_table seqs;
-    struct bt_slab biases, chains, gaps, histories; /* of sequences: room for one of each */
+    struct bt_slab tokens, biases, chains, gaps, histories; /* of sequences: room for one of each */
     struct rt_list waiting, running, over;
     struct bt_adm adm;  /* order of the waiting */
     double answer_mean; /* tokens of an answer, of late */

@@ -31,8 +31,9 @@ static uint32_t limit_of(const struct rt_node *n)
 {
     uint32_t context = n->hello.context == 0 ? UINT32_MAX : n->hello.context;
     uint32_t room = n->hello.max_tokens == 0 ? UINT32_MAX : n->hello.max_tokens;
+    uint32_t least = context < room ? context : room;
 
-    return context < room ? context : room;
+    return least < BT_SESSION_TOKENS_MAX ? least : BT_SESSION_TOKENS_MAX;
 }
 
 uint32_t bt_rt_context_of(const struct bt_rt_core *c, uint64_t ident, bool with_decode)
