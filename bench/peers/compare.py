@@ -35,6 +35,8 @@ def arguments():
     p.add_argument("--repeat", type=int, default=2, help="prompts in each run")
     p.add_argument("--steps", type=int, default=16, help="decode steps in each run")
     p.add_argument("--kv-dtype", default="f16", choices=["f32", "f16", "bf16"], help="of both")
+    p.add_argument("--classes", default="auto", metavar="C[,C...]", help="numerics classes of Baton, all beside the same runs of the peer; "
+                   "auto: what the weights suggest")
     p.add_argument("--engine-opts", default="", metavar="TEXT", help="more options for bench-engine, separated by blanks")
     p.add_argument("--run", default=os.environ.get("RUN", ""), metavar="COMMAND",
                    help="put before every measured program, e.g. 'chrt -f 1' on a machine with other work")
@@ -60,13 +62,15 @@ def output(args, command):
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def one_round(args, model, threads, peer):
+def one_run(args, model, threads, numerics):
+    """numerics None: the peer."""
     common = ["--threads", str(threads), "--prefill", args.prefill, "--decode", args.decode, "--steps", str(args.steps),
               "--repeat", str(args.repeat), "--kv-dtype", args.kv_dtype]
-    if peer:
+    if numerics is None:
         return output(args, [args.peer_python, os.path.join(HERE, PEERS[args.peer]), model_of_peer(args, model), *common,
                              *args.peer_opts.split()])
-    return output(args, [os.path.join(args.bin, "bench-engine"), *common, "--limits", "--json", *args.engine_opts.split(), model])
+    return output(args, [os.path.join(args.bin, "bench-engine"), *common, "--limits", "--json", "--numerics", numerics,
+                         *args.engine_opts.split(), model])
 
 
 def model_of_peer(args, path):
@@ -125,9 +129,8 @@ def table_row(entry, case, ours, theirs):
     a, b = median_of(ours, "tokens_per_s"), median_of(theirs, "tokens_per_s")
     low = min(c["tokens_per_s"] for c in ours) / max(c["tokens_per_s"] for c in theirs)
     high = max(c["tokens_per_s"] for c in ours) / min(c["tokens_per_s"] for c in theirs)
-    numerics = entry["baton"][0]["numerics"]
-    return (f"| {entry['model']} | {numerics} | {entry['threads']} | {what} | {a:.1f} | {b:.1f} | {a / b:.2f} ({low:.2f}–{high:.2f}) | "
-            f"{shares(case, ours, numerics, entry['limits'])} |")
+    return (f"| {entry['model']} | {entry['numerics']} | {entry['threads']} | {what} | {a:.1f} | {b:.1f} | {a / b:.2f} ({low:.2f}–{high:.2f}) | "
+            f"{shares(case, ours, entry['numerics'], entry['limits'])} |")
 
 
 def table_rows(entry):
@@ -161,7 +164,7 @@ def merged(paths):
     for path in paths:
         with open(path, encoding="utf-8") as f:
             for e in json.load(f):
-                key = (e["peer_name"], e["model"], e["threads"], e["engine_opts"])
+                key = (e["peer_name"], e["model"], e["threads"], e["numerics"], e["engine_opts"])
                 if key not in found:
                     found[key] = e
                 else:
@@ -208,16 +211,17 @@ def main():
     for threads in [int(n) for n in args.threads.split(",")]:
         limit_runs = [limits(args, threads)]
         for name, path in models(args):
-            ours, theirs = [], []
+            runs = {numerics: [] for numerics in [*args.classes.split(","), None]}
             for i in range(args.rounds):
                 start = time.monotonic()
-                for peer in (False, True) if i % 2 == 0 else (True, False):
-                    (theirs if peer else ours).append(one_round(args, path, threads, peer))
+                for numerics in runs if i % 2 == 0 else reversed(runs):
+                    runs[numerics].append(one_run(args, path, threads, numerics))
                 say(f"{name}, threads {threads}, round {i + 1} of {args.rounds}: {time.monotonic() - start:.0f} s")
+            theirs = runs.pop(None)
             version = theirs[0]["version"]
             limit_runs.append(limits(args, threads))
-            entries.append({"model": name, "threads": threads, "engine_opts": args.engine_opts, "peer_name": args.peer, "baton": ours,
-                            "peer": theirs, "limits": limit_runs})
+            entries += [{"model": name, "threads": threads, "numerics": ours[0]["numerics"], "engine_opts": args.engine_opts,
+                         "peer_name": args.peer, "baton": ours, "peer": theirs, "limits": limit_runs} for ours in runs.values()]
     say_limits(entries)
     heading(args, version)
     say_table(entries)
