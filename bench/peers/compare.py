@@ -48,6 +48,8 @@ def arguments():
     p.add_argument("--json", metavar="FILE", help="every figure of every round")
     p.add_argument("--merge", nargs="+", metavar="FILE", help="measure nothing: the table of what --json wrote in several runs, whose "
                    "cases may be different ones")
+    p.add_argument("--compact", action="store_true", help="a line for each model, class and thread count: Baton's tokens/s, in brackets the "
+                   "ratio; then shares of limits")
     return p.parse_args()
 
 
@@ -158,6 +160,35 @@ def say_table(entries):
         print("\n".join(table_rows(e)))
 
 
+def limit_share(case, ours, entry):
+    """In %: prefill, of the fastest products that the class may use; decode, of reading."""
+    if case[0] == "decode":
+        return 100 * statistics.median(c["gbytes_per_s"] / c["read_gbytes_per_s"][0] for c in ours)
+    fastest = max([best(entry["limits"], "fma"), *peaks(entry["numerics"], entry["limits"]).values()])
+    return 100 * median_of(ours, "gops") / fastest
+
+
+def compact_line(entry, cases):
+    ours, theirs = by_case(entry["baton"]), by_case(entry["peer"])
+    rates = {c: median_of(ours[c], "tokens_per_s") for c in cases if c in ours}
+    cells = [f"{rates[c]:.3g} ({rates[c] / median_of(theirs[c], 'tokens_per_s'):.2f})" if c in rates else "–" for c in cases]
+    of_limit = [f"{limit_share(c, ours[c], entry):.0f} %" if c in rates else "–" for c in cases if c[0] == "prefill" or c[1] == 1]
+    single = next((rates[c] for c in rates if c[0] == "decode" and c[1] == 1), None)
+    eight = next((rates[c] for c in rates if c[0] == "decode" and c[1] == 8), None)
+    gain = f"{eight / single:.1f}" if single and eight else "–"
+    return f"| {entry['threads']} | {entry['model']} | {entry['numerics']} | {' | '.join(cells + of_limit)} | {gain} |"
+
+
+def say_compact(entries):
+    cases = sorted({c for e in entries for c in by_case(e["baton"])}, key=lambda c: (c[0] != "prefill", c[1], c[2]))
+    names = [f"prefill {c[2]}" if c[0] == "prefill" else f"decode {c[1]}" for c in cases]
+    of_limit = [f"{n}: of products" if c[0] == "prefill" else f"{n}: of reading" for n, c in zip(names, cases) if c[0] == "prefill" or c[1] == 1]
+    print("| threads | weights | class | " + " | ".join(names + of_limit) + " | decode 8 / 1 |")
+    print("|" + "---|" * (4 + len(names + of_limit)))
+    for e in sorted(entries, key=lambda e: e["threads"]):
+        print(compact_line(e, cases))
+
+
 def merged(paths):
     """The entries of several files, those of one model, thread count and options as one."""
     found = {}
@@ -201,7 +232,7 @@ def main():
     if args.merge:
         entries = merged(args.merge)
         say_limits(entries)
-        say_table(entries)
+        (say_compact if args.compact else say_table)(entries)
         return
     make_models(args)
     for _, path in models(args):
@@ -224,7 +255,7 @@ def main():
                          "peer_name": args.peer, "baton": ours, "peer": theirs, "limits": limit_runs} for ours in runs.values()]
     say_limits(entries)
     heading(args, version)
-    say_table(entries)
+    (say_compact if args.compact else say_table)(entries)
     if args.json:
         with open(args.json, "w", encoding="utf-8") as f:
             json.dump(entries, f)
