@@ -168,14 +168,19 @@ def limit_share(case, ours, entry):
     return 100 * median_of(ours, "gops") / fastest
 
 
+def decode_rates(run):
+    """Tokens/s of one sequence and of eight in the same run, None where it lacks them: memory may differ in another."""
+    rates = {c["batch"]: c["tokens_per_s"] for c in run["cases"] if c["phase"] == "decode"}
+    return rates.get(1), rates.get(8)
+
+
 def compact_line(entry, cases):
     ours, theirs = by_case(entry["baton"]), by_case(entry["peer"])
     rates = {c: median_of(ours[c], "tokens_per_s") for c in cases if c in ours}
-    cells = [f"{rates[c]:.3g} ({rates[c] / median_of(theirs[c], 'tokens_per_s'):.2f})" if c in rates else "–" for c in cases]
+    cells = [f"{rates[c]:{'.0f' if rates[c] >= 100 else '.3g'}} ({rates[c] / median_of(theirs[c], 'tokens_per_s'):.2f})" if c in rates else "–" for c in cases]
     of_limit = [f"{limit_share(c, ours[c], entry):.0f} %" if c in rates else "–" for c in cases if c[0] == "prefill" or c[1] == 1]
-    single = next((rates[c] for c in rates if c[0] == "decode" and c[1] == 1), None)
-    eight = next((rates[c] for c in rates if c[0] == "decode" and c[1] == 8), None)
-    gain = f"{eight / single:.1f}" if single and eight else "–"
+    gains = [eight / single for single, eight in (decode_rates(run) for run in entry["baton"]) if single and eight]
+    gain = f"{statistics.median(gains):.1f}" if gains else "–"
     return f"| {entry['threads']} | {entry['model']} | {entry['numerics']} | {' | '.join(cells + of_limit)} | {gain} |"
 
 
