@@ -32,15 +32,15 @@ pkg_check_modules(UCX REQUIRED IMPORTED_TARGET ucx>=1.13)
 
 add_library(bt_flags INTERFACE)
 target_compile_options(bt_flags INTERFACE
-    -Wall -Wextra -Wshadow -Wconversion -Wstrict-prototypes -Wmissing-prototypes
-    -Wvla -Wundef -Wformat=2 -Wcast-qual -fno-omit-frame-pointer -ffp-contract=off)
+    $<$<COMPILE_LANGUAGE:C>:-Wall;-Wextra;-Wshadow;-Wconversion;-Wstrict-prototypes;-Wmissing-prototypes;-Wvla;-Wundef;-Wformat=2;-Wcast-qual;-fno-omit-frame-pointer;-ffp-contract=off>)
 if(BT_WERROR)
-    target_compile_options(bt_flags INTERFACE -Werror)
+    target_compile_options(bt_flags INTERFACE $<$<COMPILE_LANGUAGE:C,CXX>:-Werror>)
 endif()
 target_compile_definitions(bt_flags INTERFACE _GNU_SOURCE BT_VERSION="${PROJECT_VERSION}")
 target_include_directories(bt_flags INTERFACE ${CMAKE_SOURCE_DIR})
 if(BT_SANITIZE)
-    target_compile_options(bt_flags INTERFACE -fsanitize=${BT_SANITIZE} -fno-sanitize-recover=undefined)
+    target_compile_options(bt_flags INTERFACE
+        $<$<COMPILE_LANGUAGE:C,CXX>:-fsanitize=${BT_SANITIZE};-fno-sanitize-recover=undefined>)
     target_link_options(bt_flags INTERFACE -fsanitize=${BT_SANITIZE})
 endif()
 

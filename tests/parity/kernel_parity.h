@@ -114,6 +114,57 @@ static inline float *pk_floats(size_t n, float lo, float hi)
     return p;
 }
 
+/* n rows of k values as a file has them: random, no NaN, of magnitudes up to about 1. */
+static inline uint8_t *pk_random_rows(enum bt_dtype t, uint32_t n, uint32_t k)
+{
+    size_t bytes = (size_t)n * k / bt_dtype_block_values(t) * bt_dtype_block_bytes(t);
+    uint8_t *w = bt_alloc(bytes + 8);
+
+    for (size_t i = 0; i < bytes; i++) {
+        w[i] = (uint8_t)pk_u32();
+    }
+    for (size_t i = 0; i < bytes; i += bt_dtype_block_bytes(t)) {
+        float f = pk_uniform(-1, 1);
+        switch (t) {
+        case BT_DTYPE_F32:
+            memcpy(w + i, &f, 4);
+            break;
+        case BT_DTYPE_BF16:
+            memcpy(w + i, (const uint8_t *)&f + 2, 2);
+            break;
+        case BT_DTYPE_F16:
+        case BT_DTYPE_Q4_0:
+        case BT_DTYPE_Q5_0:
+        case BT_DTYPE_IQ4_NL:
+        case BT_DTYPE_Q8_0:
+            pk_put_half(w + i);
+            break;
+        case BT_DTYPE_Q2_K:
+            pk_put_half(w + i + 80);
+            pk_put_half(w + i + 82);
+            break;
+        case BT_DTYPE_Q3_K:
+            pk_put_half(w + i + 108);
+            break;
+        case BT_DTYPE_Q6_K:
+            pk_put_half(w + i + 208);
+            break;
+        case BT_DTYPE_G4:
+        case BT_DTYPE_G8: /* as from scales of 16 bits: sums of scale and minimum are exact */
+            f = rintf(f * 1024) / 65536;
+            memcpy(w + i, &f, 4);
+            f *= -(float)(pk_u32() % 16);
+            memcpy(w + i + 4, &f, 4);
+            break;
+        default:
+            pk_put_half(w + i);
+            pk_put_half(w + i + 2);
+            break;
+        }
+    }
+    return w;
+}
+
 /* Equal bit for bit; says where and what not. */
 static inline bool pk_same(const char *what, const struct pk *p, int i, const float *got,
                            const float *want, size_t n)

@@ -100,56 +100,6 @@ static double weight_value(enum bt_dtype t, const uint8_t *row, uint32_t i)
     }
 }
 
-static uint8_t *random_rows(enum bt_dtype t, uint32_t n, uint32_t k)
-{
-    size_t bytes = (size_t)n * k / bt_dtype_block_values(t) * bt_dtype_block_bytes(t);
-    uint8_t *w = bt_alloc(bytes + 8);
-
-    for (size_t i = 0; i < bytes; i++) {
-        w[i] = (uint8_t)pk_u32();
-    }
-    for (size_t i = 0; i < bytes; i += bt_dtype_block_bytes(t)) {
-        float f = pk_uniform(-1, 1);
-        switch (t) {
-        case BT_DTYPE_F32:
-            memcpy(w + i, &f, 4);
-            break;
-        case BT_DTYPE_BF16:
-            memcpy(w + i, (const uint8_t *)&f + 2, 2);
-            break;
-        case BT_DTYPE_F16:
-        case BT_DTYPE_Q4_0:
-        case BT_DTYPE_Q5_0:
-        case BT_DTYPE_IQ4_NL:
-        case BT_DTYPE_Q8_0:
-            pk_put_half(w + i);
-            break;
-        case BT_DTYPE_Q2_K:
-            pk_put_half(w + i + 80);
-            pk_put_half(w + i + 82);
-            break;
-        case BT_DTYPE_Q3_K:
-            pk_put_half(w + i + 108);
-            break;
-        case BT_DTYPE_Q6_K:
-            pk_put_half(w + i + 208);
-            break;
-        case BT_DTYPE_G4:
-        case BT_DTYPE_G8: /* as from scales of 16 bits: sums of scale and minimum are exact */
-            f = rintf(f * 1024) / 65536;
-            memcpy(w + i, &f, 4);
-            f *= -(float)(pk_u32() % 16);
-            memcpy(w + i + 4, &f, 4);
-            break;
-        default:
-            pk_put_half(w + i);
-            pk_put_half(w + i + 2);
-            break;
-        }
-    }
-    return w;
-}
-
 static struct bt_kweight *weight(struct bt_kctx *k, enum bt_dtype t, const void *data,
                                  uint32_t n_rows, uint32_t n_cols)
 {
@@ -198,7 +148,7 @@ static void test_shape(const struct pk *p, enum bt_dtype t, uint32_t m, uint32_t
                        bool bias)
 {
     const size_t ldx = k + 3, ldy = n + 5;
-    uint8_t *rows = random_rows(t, n, k);
+    uint8_t *rows = pk_random_rows(t, n, k);
     float *x = pk_floats(m * ldx, -1, 1), *b = pk_floats(n, -1, 1);
     float *want = pk_floats(m * ldy, -1, 1), *y = pk_floats(m * ldy, -1, 1);
     char what[96];
@@ -235,7 +185,7 @@ static void test_shape(const struct pk *p, enum bt_dtype t, uint32_t m, uint32_t
 static void test_values(const struct pk *p, enum bt_dtype t)
 {
     const uint32_t n = 21, k = t <= BT_DTYPE_BF16 ? 37 : 512;
-    uint8_t *rows = random_rows(t, n, k);
+    uint8_t *rows = pk_random_rows(t, n, k);
     size_t row_bytes = (size_t)(k / bt_dtype_block_values(t)) * bt_dtype_block_bytes(t);
     float *unit = bt_calloc(k, k * sizeof(float)), *y = bt_alloc(k * n * sizeof(float)),
           *e = bt_alloc(n * k * 4);
@@ -277,7 +227,7 @@ static void test_groups(const struct pk *p, enum bt_dtype t, uint32_t n, uint32_
 {
     const size_t block = bt_dtype_block_bytes(t);
     const uint32_t m_n = 300; /* more than are put in order at a time */
-    uint8_t *rows = random_rows(t, n, k);
+    uint8_t *rows = pk_random_rows(t, n, k);
     uint32_t *perm = bt_alloc(k * sizeof(*perm));
     float *x = pk_floats(m_n * k, -1, 1), *xp = bt_alloc(m_n * k * sizeof(float)),
           *want = pk_floats(m_n * n, -1, 1), *y = pk_floats(m_n * n, -1, 1);

@@ -1,0 +1,28 @@
+# BT_CUDA: OFF; ON: kernels/cuda/ compiled by nvcc; EMULATED: the same sources for the CPU, see
+# kernels/cuda/emulation/. Sets the flags of .cu files; kernels/CMakeLists.txt adds the sources.
+
+set(BT_CUDA OFF CACHE STRING "CUDA backend: OFF, ON (nvcc) or EMULATED (on the CPU, for tests)")
+set_property(CACHE BT_CUDA PROPERTY STRINGS OFF ON EMULATED)
+
+if(BT_CUDA STREQUAL "EMULATED")
+    enable_language(CXX)
+    set(CMAKE_CXX_STANDARD 17)
+    set(CMAKE_CXX_FLAGS_RELEASE "-O1 -g1")
+    # AddressSanitizer and UBSan look at the backend alone: device memory is heap, everything else runs at full speed.
+    set(BT_CUDA_SANITIZE -fsanitize=address,undefined -fno-sanitize-recover=undefined)
+    if(NOT BT_SANITIZE)
+        add_link_options(-fsanitize=address,undefined)
+    endif()
+    # Kernels are C++ without its run time: programs stay C programs.
+    set(BT_CU_OPTIONS -x c++ -Wall -Wextra -Wno-unknown-pragmas -fno-exceptions -fno-rtti -fno-omit-frame-pointer
+        -ffp-contract=off)
+elseif(BT_CUDA)
+    if(NOT CMAKE_CUDA_ARCHITECTURES)
+        set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 100-real 100-virtual)
+    endif()
+    enable_language(CUDA)
+    find_package(CUDAToolkit 13.0 REQUIRED)
+    set(CMAKE_CUDA_STANDARD 17)
+    # No contraction: what is fused says fmaf, so a device gives the bits of the emulation.
+    set(BT_CU_OPTIONS --fmad=false -Xptxas=-v -Xcompiler=-Wall,-Wextra,-Wno-unknown-pragmas)
+endif()

@@ -1,0 +1,232 @@
+/* The CUDA context: the device, its stream and memory, and the table. Calls return when they are in the stream; what goes
+ * wrong on the device comes out of sync. */
+
+#include "kernels/cuda/cuda_int.h"
+
+#include <stdio.h>
+#include <string.h>
+#include "base/log.h"
+#include "base/mem.h"
+#include "kernels/open.h"
+
+#ifdef BT_CUDA_EMULATED
+#define KIND "cuda, emulated on the CPU"
+#else
+#define KIND "cuda"
+#endif
+
+bool cuda_ok(struct cuda_ctx *c, cudaError_t e, const char *what)
+{
+    if (e == cudaSuccess) {
+        return true;
+    }
+    if (c->fault == BT_OK) {
+        bt_log_error("kernels", "cuda device %u: %s: %s", c->device, what, cudaGetErrorString(e));
+        c->fault = e == cudaErrorMemoryAllocation ? BT_ERR_NOMEM : BT_ERR_DEVICE;
+    }
+    return false;
+}
+
+enum bt_status cuda_status(cudaError_t e, const char *what, struct bt_err *err)
+{
+    if (e == cudaSuccess) {
+        return BT_OK;
+    }
+    return bt_err_set(err, e == cudaErrorMemoryAllocation ? BT_ERR_NOMEM : BT_ERR_DEVICE,
+                      "cuda: %s: %s", what, cudaGetErrorString(e));
+}
+
+static void cuda_destroy(struct bt_kctx *k)
+{
+    struct cuda_ctx *c = cuda_of(k);
+
+    cuda_enter(c);
+    if (c->stream != NULL) {
+        (void)cuda_ok(c, cudaStreamSynchronize(c->stream), "end");
+    }
+    cuda_upload_fini(c);
+    (void)cuda_ok(c, cudaFree(c->attn.p), "device memory");
+    (void)cuda_ok(c, cudaFree(c->moe.p), "device memory");
+    if (c->stream != NULL) {
+        (void)cuda_ok(c, cudaStreamDestroy(c->stream), "end");
+    }
+    bt_free(c->tiles);
+    bt_free(c->pages);
+    bt_free(c->places);
+    bt_free(c);
+}
+
+/* Managed: KV pages are read and written by the transfer thread too. */
+static void *cuda_alloc(struct bt_kctx *k, size_t bytes)
+{
+    struct cuda_ctx *c = cuda_of(k);
+    void *p = NULL;
+
+    cuda_enter(c);
+    if (cudaMallocManaged(&p, bytes > 0 ? bytes : 1, cudaMemAttachGlobal) != cudaSuccess) {
+        return NULL;
+    }
+    if (!cuda_ok(c, cudaMemsetAsync(p, 0, bytes, c->stream), "zeros")) {
+        (void)cuda_ok(c, cudaFree(p), "device memory");
+        return NULL;
+    }
+    return p;
+}
+
+static void cuda_free(struct bt_kctx *k, void *dev, size_t bytes)
+{
+    (void)bytes;
+    cuda_enter(cuda_of(k));
+    (void)cuda_ok(cuda_of(k), cudaFree(dev), "device memory");
+}
+
+/* Copies between host and device: done when they return, for the host's memory is the caller's. */
+static void copy_now(struct bt_kctx *k, void *to, const void *from, size_t bytes,
+                     enum cudaMemcpyKind kind)
+{
+    struct cuda_ctx *c = cuda_of(k);
+
+    cuda_enter(c);
+    if (bytes > 0 && cuda_ok(c, cudaMemcpyAsync(to, from, bytes, kind, c->stream), "copy")) {
+        (void)cuda_ok(c, cudaStreamSynchronize(c->stream), "copy");
+    }
+}
+
+static void cuda_write(struct bt_kctx *k, void *dev, const void *host, size_t bytes)
+{
+    copy_now(k, dev, host, bytes, cudaMemcpyHostToDevice);
+}
+
+static void cuda_read(struct bt_kctx *k, void *host, const void *dev, size_t bytes)
+{
+    copy_now(k, host, dev, bytes, cudaMemcpyDeviceToHost);
+}
+
+static void cuda_copy(struct bt_kctx *k, void *dev, const void *from, size_t bytes)
+{
+    struct cuda_ctx *c = cuda_of(k);
+
+    cuda_enter(c);
+    (void)cuda_ok(c, cudaMemcpyAsync(dev, from, bytes, cudaMemcpyDeviceToDevice, c->stream),
+                  "copy");
+}
+
+static void *cuda_host(struct bt_kctx *k, void *dev)
+{
+    (void)k;
+    return dev; /* managed memory has one address */
+}
+
+static enum bt_status cuda_sync(struct bt_kctx *k)
+{
+    struct cuda_ctx *c = cuda_of(k);
+
+    cuda_enter(c);
+    (void)cuda_ok(c, cudaStreamSynchronize(c->stream), "kernels");
+    return c->fault;
+}
+
+static const struct bt_backend_ops cuda_ops = {
+    .destroy = cuda_destroy,
+    .alloc = cuda_alloc,
+    .free = cuda_free,
+    .write = cuda_write,
+    .copy = cuda_copy,
+    .read = cuda_read,
+    .host = cuda_host,
+    .sync = cuda_sync,
+    .weight_create = cuda_weight_create,
+    .weight_destroy = cuda_weight_destroy,
+    .embed = cuda_embed,
+    .gemm = cuda_gemm,
+    .rmsnorm = cuda_rmsnorm,
+    .rope = cuda_rope,
+    .kv_store = cuda_kv_store,
+    .attention = cuda_attention,
+    .glu = cuda_glu,
+    .add = cuda_add,
+    .softcap = cuda_softcap,
+    .gather_rows = cuda_gather_rows,
+    .moe_reserve = cuda_moe_reserve,
+    .moe_ffn = cuda_moe_ffn,
+};
+
+/* The device, made this thread's. */
+static enum bt_status choose_device(uint32_t device, struct cudaDeviceProp *prop,
+                                    struct bt_err *err)
+{
+    int n = 0;
+    cudaError_t e = cudaGetDeviceCount(&n);
+
+    if (e != cudaSuccess || n == 0) {
+        return bt_err_set(err, BT_ERR_UNSUPPORTED, "there is no CUDA device on this machine: %s",
+                          e != cudaSuccess ? cudaGetErrorString(e) : "none found");
+    }
+    if (device >= (uint32_t)n) {
+        return bt_err_set(err, BT_ERR_INVALID,
+                          "CUDA device %u: this machine has %d, numbered from 0", device, n);
+    }
+    enum bt_status st = cuda_status(cudaSetDevice((int)device), "device", err);
+    if (st == BT_OK) {
+        st = cuda_status(cudaGetDeviceProperties(prop, (int)device), "device", err);
+    }
+    if (st == BT_OK && prop->major < 8) {
+        st = bt_err_set(err, BT_ERR_UNSUPPORTED,
+                        "CUDA device %u, %s, has compute capability %d.%d; 8.0 or newer is needed",
+                        device, prop->name, prop->major, prop->minor);
+    }
+    return st;
+}
+
+static enum bt_status prepare(struct cuda_ctx *c, struct bt_err *err)
+{
+    c->tiles = bt_alloc(CUDA_TILES_MAX * sizeof(*c->tiles));
+    c->pages = bt_alloc(CUDA_PAGES_MAX * sizeof(*c->pages));
+    c->places = bt_alloc(CUDA_PLACES_MAX * sizeof(*c->places));
+    if (c->tiles == NULL || c->pages == NULL || c->places == NULL) {
+        return bt_err_set(err, BT_ERR_NOMEM, "out of memory for the CUDA context");
+    }
+    enum bt_status st =
+        cuda_status(cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking), "stream", err);
+    if (st == BT_OK) {
+        st = cuda_upload_init(c, err);
+    }
+    if (st == BT_OK) {
+        st = cuda_status(cudaMalloc(&c->attn.p, CUDA_ATTN_SCRATCH), "device memory", err);
+        c->attn.bytes = CUDA_ATTN_SCRATCH;
+    }
+    return st;
+}
+
+enum bt_status bt_k_create_cuda(const struct bt_k_opts *opts, struct bt_kctx **out,
+                                struct bt_err *err)
+{
+    static const char class_name[] = "cuda-f32";
+    struct cudaDeviceProp prop;
+
+    if (opts->numerics != NULL && strcmp(opts->numerics, class_name) != 0) {
+        return bt_err_set(err, BT_ERR_INVALID,
+                          "the CUDA backend has numerics class %s only, not \"%s\"", class_name,
+                          opts->numerics);
+    }
+    enum bt_status st = choose_device(opts->device, &prop, err);
+    if (st != BT_OK) {
+        return st;
+    }
+    struct cuda_ctx *c = bt_calloc(1, sizeof(*c));
+    if (c == NULL) {
+        return bt_err_set(err, BT_ERR_NOMEM, "out of memory for the CUDA context");
+    }
+    c->base.ops = &cuda_ops;
+    c->base.numerics = class_name;
+    c->device = opts->device;
+    st = prepare(c, err);
+    if (st != BT_OK) {
+        cuda_destroy(&c->base);
+        return st;
+    }
+    (void)snprintf(c->base.describe, sizeof(c->base.describe), KIND " %u (%.32s)", c->device,
+                   prop.name); /* fits */
+    *out = &c->base;
+    return BT_OK;
+}

@@ -1,0 +1,64 @@
+#ifndef BT_KERNELS_CUDA_DEVICE_INT_H
+#define BT_KERNELS_CUDA_DEVICE_INT_H
+
+/* What kernels may use of CUDA, so that the same source is compiled by nvcc for a device and by a C++ compiler for the
+ * emulation (emulation/emu_block_int.h): the built-in indices, __syncthreads, shared memory through shared_as and
+ * shared_ptr, warp_value, and BT_LAUNCH. Whatever else a kernel needs gets a twin here first. */
+
+#include "kernels/cuda/cuda_int.h"
+
+#ifdef BT_CUDA_EMULATED
+
+#include "kernels/cuda/emulation/emu_device_int.cuh"
+
+#else
+
+#include <cuda_runtime.h>
+
+/* A pointer into the block's shared memory. */
+template <class T> using shared_ptr = T *;
+
+/* The block's shared memory, from a byte on (a multiple of T's size), as elements of T. */
+template <class T> __device__ __forceinline__ T *shared_as(size_t byte)
+{
+    extern __shared__ float4 bt_shared_memory[];
+    return reinterpret_cast<T *>(reinterpret_cast<char *>(bt_shared_memory) + byte);
+}
+
+/* kernel<<<grid, block, shared>>>(…) into c's stream; grid, block: dim3 or numbers. Errors go to cuda_ok. Kernels of
+ * templates: in parentheses. */
+#define BT_LAUNCH(c, kernel, grid, block, shared, ...)                                             \
+    do {                                                                                           \
+        auto *bt_kernel = &kernel;                                                                 \
+        cuda_enter(c);                                                                             \
+        if (cuda_allow_shared((c), (const void *)bt_kernel, (shared), #kernel)) {                  \
+            bt_kernel<<<(grid), (block), (shared), (c)->stream>>>(__VA_ARGS__);                    \
+            (void)cuda_ok((c), cudaGetLastError(), #kernel);                                       \
+        }                                                                                          \
+    } while (0)
+
+/* More than 48 KiB of shared memory must be asked for. */
+static inline bool cuda_allow_shared(struct cuda_ctx *c, const void *kernel, size_t bytes,
+                                     const char *what)
+{
+    return bytes <= (48U << 10) ||
+           cuda_ok(c, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                           (int)bytes),
+                   what);
+}
+
+#endif
+
+/* Blocks of `per` that cover n. */
+static inline unsigned cuda_blocks(size_t n, size_t per)
+{
+    return (unsigned)((n + per - 1) / per);
+}
+
+/* Index of this thread in a launch of one dimension. */
+static __device__ __forceinline__ size_t thread_index()
+{
+    return (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+}
+
+#endif

@@ -1,0 +1,384 @@
+/* Fibers for the threads of a block, their barriers and the watch over shared memory. Owns the stacks and the block's
+ * shared memory; knows nothing of kernels. */
+
+#include "kernels/cuda/emulation/emu_block_int.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include "base/assert.h"
+#include "base/mem.h"
+
+#ifdef EMU_ASAN
+#include <sanitizer/common_interface_defs.h>
+#define STACK_BYTES ((size_t)256 << 10)
+#else
+#define STACK_BYTES ((size_t)64 << 10)
+#endif
+
+#define GRANULE 4U /* bytes of shared memory that are watched together: no type is smaller */
+#define NOBODY  UINT32_MAX
+#define SEVERAL (UINT32_MAX - 1U)
+
+enum fiber_state { FRESH, READY, AT_BARRIER, AT_WARP, ENDED };
+
+struct fiber {
+    struct emu_self self;
+    void *sp;
+    enum fiber_state state;
+    uint64_t phase; /* of the barrier or warp that it waits for */
+    void *fake;     /* AddressSanitizer's */
+};
+
+struct warp {
+    uint64_t phase;
+    uint32_t arrived;
+    uint64_t values[2][EMU_WARP];
+};
+
+/* Who touched a granule of shared memory, and between which barriers. */
+struct granule {
+    uint64_t written, read; /* the block's phase; 0: never */
+    uint32_t writer, reader;
+};
+
+struct emu_fibers {
+    uint8_t *stacks; /* [EMU_THREADS_MAX][STACK_BYTES] */
+    struct fiber threads[EMU_THREADS_MAX];
+    struct warp warps[EMU_THREADS_MAX / EMU_WARP];
+    unsigned char *shared;
+    struct granule *granules;
+    const struct emu_launch *launch;
+    uint32_t n_threads, running;
+    uint64_t phase; /* never 0; goes on from block to block, so that granules need no clearing */
+    uint64_t block_phase; /* the phase in which this block began */
+    uint32_t arrived;
+    void *scheduler; /* its stack pointer */
+    const void *main_stack;
+    size_t main_stack_bytes;
+    void *main_fake;
+};
+
+__thread struct emu_self *emu_self;
+static __thread struct emu_fibers *now;
+
+/* Saves the callee's registers and stack pointer in *from, and goes on at to. */
+void emu_switch(void **from, void *to);
+void emu_begin(void);
+
+#if defined(__x86_64__)
+__asm__(".text\n"
+        ".globl emu_switch\n"
+        ".type emu_switch, @function\n"
+        "emu_switch:\n"
+        "    pushq %rbp\n    pushq %rbx\n    pushq %r12\n    pushq %r13\n    pushq %r14\n    pushq "
+        "%r15\n"
+        "    movq %rsp, (%rdi)\n"
+        "    movq %rsi, %rsp\n"
+        "    popq %r15\n    popq %r14\n    popq %r13\n    popq %r12\n    popq %rbx\n    popq %rbp\n"
+        "    ret\n"
+        ".size emu_switch, .-emu_switch\n");
+
+static void *first_stack(uint8_t *stack)
+{
+    /* Six registers, the address to return to, and one word for the alignment of a function's entry. */
+    void **sp = (void **)(void *)(stack + STACK_BYTES) - 8;
+
+    memset(sp, 0, 8 * sizeof(*sp));
+    sp[6] = (void *)(uintptr_t)emu_begin;
+    return sp;
+}
+#elif defined(__aarch64__)
+__asm__(".text\n"
+        ".globl emu_switch\n"
+        ".type emu_switch, %function\n"
+        "emu_switch:\n"
+        "    sub sp, sp, #160\n"
+        "    stp x19, x20, [sp]\n    stp x21, x22, [sp, #16]\n    stp x23, x24, [sp, #32]\n"
+        "    stp x25, x26, [sp, #48]\n    stp x27, x28, [sp, #64]\n    stp x29, x30, [sp, #80]\n"
+        "    stp d8, d9, [sp, #96]\n    stp d10, d11, [sp, #112]\n    stp d12, d13, [sp, #128]\n"
+        "    stp d14, d15, [sp, #144]\n"
+        "    mov x9, sp\n    str x9, [x0]\n    mov sp, x1\n"
+        "    ldp x19, x20, [sp]\n    ldp x21, x22, [sp, #16]\n    ldp x23, x24, [sp, #32]\n"
+        "    ldp x25, x26, [sp, #48]\n    ldp x27, x28, [sp, #64]\n    ldp x29, x30, [sp, #80]\n"
+        "    ldp d8, d9, [sp, #96]\n    ldp d10, d11, [sp, #112]\n    ldp d12, d13, [sp, #128]\n"
+        "    ldp d14, d15, [sp, #144]\n"
+        "    add sp, sp, #160\n    ret\n"
+        ".size emu_switch, .-emu_switch\n");
+
+static void *first_stack(uint8_t *stack)
+{
+    void **sp = (void **)(void *)(stack + STACK_BYTES) - 20;
+
+    memset(sp, 0, 20 * sizeof(*sp));
+    sp[11] = (void *)(uintptr_t)emu_begin; /* x30 */
+    return sp;
+}
+#else
+#error "the CUDA emulation changes stacks on x86-64 and AArch64 only"
+#endif
+
+static __attribute__((noreturn)) void broken(uint32_t thread, const char *text)
+{
+    const struct emu_self *s = &now->threads[thread].self;
+
+    fprintf(stderr, "cuda emulation: %s, block (%u, %u, %u), thread (%u, %u, %u): %s\n",
+            now->launch->kernel, s->block.x, s->block.y, s->block.z, s->thread.x, s->thread.y,
+            s->thread.z, text);
+    abort();
+}
+
+static void to_scheduler(struct fiber *f, bool ended)
+{
+#ifdef EMU_ASAN
+    __sanitizer_start_switch_fiber(ended ? NULL : &f->fake, now->main_stack, now->main_stack_bytes);
+#else
+    (void)ended;
+#endif
+    emu_switch(&f->sp, now->scheduler);
+#ifdef EMU_ASAN
+    __sanitizer_finish_switch_fiber(f->fake, &now->main_stack, &now->main_stack_bytes);
+#endif
+}
+
+void emu_begin(void)
+{
+    struct fiber *f = &now->threads[now->running];
+
+#ifdef EMU_ASAN
+    __sanitizer_finish_switch_fiber(NULL, &now->main_stack, &now->main_stack_bytes);
+#endif
+    now->launch->thread(now->launch->arg);
+    f->state = ENDED;
+    to_scheduler(f, true);
+    abort(); /* an ended fiber is not resumed */
+}
+
+static void resume(uint32_t t)
+{
+    struct fiber *f = &now->threads[t];
+
+    now->running = t;
+    emu_self = &f->self;
+    if (f->state == FRESH) {
+        f->sp = first_stack(now->stacks + t * STACK_BYTES);
+        f->fake = NULL;
+    }
+    f->state = READY;
+#ifdef EMU_ASAN
+    __sanitizer_start_switch_fiber(&now->main_fake, now->stacks + t * STACK_BYTES, STACK_BYTES);
+#endif
+    emu_switch(&now->scheduler, f->sp);
+#ifdef EMU_ASAN
+    __sanitizer_finish_switch_fiber(now->main_fake, NULL, NULL);
+#endif
+}
+
+static bool may_run(uint32_t t)
+{
+    const struct fiber *f = &now->threads[t];
+
+    switch (f->state) {
+    case FRESH:
+    case READY:
+        return true;
+    case AT_BARRIER:
+        return f->phase != now->phase;
+    case AT_WARP:
+        return f->phase != now->warps[t / EMU_WARP].phase;
+    case ENDED:
+    default:
+        return false;
+    }
+}
+
+/* Lets the threads of a warp run until none can. */
+static bool run_warp(uint32_t first, uint32_t end)
+{
+    bool any = false;
+
+    for (bool again = true; again;) {
+        again = false;
+        for (uint32_t t = first; t < end; t++) {
+            if (may_run(t)) {
+                resume(t);
+                again = true;
+            }
+        }
+        any = any || again;
+    }
+    return any;
+}
+
+static void run_block(struct emu_dim block)
+{
+    uint32_t n = now->n_threads;
+    struct emu_dim size = now->launch->block;
+
+    for (uint32_t t = 0; t < n; t++) {
+        now->threads[t].state = FRESH;
+        now->threads[t].self =
+            (struct emu_self){.thread = {t % size.x, t / size.x % size.y, t / size.x / size.y},
+                              .block = block,
+                              .block_size = size,
+                              .grid = now->launch->grid,
+                              .shared = now->shared};
+    }
+    for (uint32_t w = 0; w < (n + EMU_WARP - 1) / EMU_WARP; w++) {
+        now->warps[w].arrived = 0;
+    }
+    now->arrived = 0;
+    now->block_phase = ++now->phase;
+    for (bool any = true; any;) {
+        any = false;
+        for (uint32_t t = 0; t < n; t += EMU_WARP) {
+            any = run_warp(t, n - t < EMU_WARP ? n : t + EMU_WARP) || any;
+        }
+    }
+    for (uint32_t t = 0; t < n; t++) {
+        if (now->threads[t].state != ENDED) {
+            broken(t, now->threads[t].state == AT_BARRIER
+                          ? "waits at a barrier that not all threads of the block reach"
+                          : "waits in a warp operation that not all lanes reach");
+        }
+    }
+}
+
+void emu_run(cudaStream_t s, const struct emu_launch *l)
+{
+    struct emu_fibers *before = now, *f = emu_stream_fibers(s);
+    size_t n = (size_t)l->block.x * l->block.y * l->block.z;
+
+    BT_ASSERT(before == NULL);
+    now = f;
+    f->launch = l;
+    if (n == 0 || n > EMU_THREADS_MAX || l->grid.x == 0 || l->grid.y == 0 || l->grid.z == 0 ||
+        l->grid.x > INT32_MAX || l->grid.y > 65535 || l->grid.z > 65535 ||
+        l->shared_bytes > EMU_SHARED_MAX) {
+        fprintf(stderr, "cuda emulation: %s: a grid, block or shared memory that no device has\n",
+                l->kernel);
+        abort();
+    }
+    f->n_threads = (uint32_t)n;
+    for (unsigned z = 0; z < l->grid.z; z++) {
+        for (unsigned y = 0; y < l->grid.y; y++) {
+            for (unsigned x = 0; x < l->grid.x; x++) {
+                run_block((struct emu_dim){x, y, z});
+            }
+        }
+    }
+    now = NULL;
+    emu_self = NULL;
+}
+
+void emu_barrier(void)
+{
+    struct fiber *f = &now->threads[now->running];
+
+    if (++now->arrived == now->n_threads) {
+        now->arrived = 0;
+        now->phase++;
+        return;
+    }
+    f->phase = now->phase;
+    f->state = AT_BARRIER;
+    to_scheduler(f, false);
+}
+
+const uint64_t *emu_exchange(uint64_t value)
+{
+    struct fiber *f = &now->threads[now->running];
+    struct warp *w = &now->warps[now->running / EMU_WARP];
+    uint64_t phase = w->phase;
+    uint64_t *values = w->values[phase % 2];
+
+    values[now->running % EMU_WARP] = value;
+    if (++w->arrived == EMU_WARP) {
+        w->arrived = 0;
+        w->phase++;
+        return values;
+    }
+    f->phase = phase;
+    f->state = AT_WARP;
+    to_scheduler(f, false);
+    return values;
+}
+
+static struct granule *granules_of(const void *p, size_t bytes, size_t *n)
+{
+    size_t at = (size_t)((const unsigned char *)p - now->shared);
+
+    if ((const unsigned char *)p < now->shared || at + bytes > now->launch->shared_bytes) {
+        broken(now->running, "touches shared memory that the launch did not ask for");
+    }
+    *n = bytes / GRANULE;
+    return now->granules + at / GRANULE;
+}
+
+void emu_shared_read(const void *p, size_t bytes)
+{
+    size_t n;
+    struct granule *g = granules_of(p, bytes, &n);
+
+    for (size_t i = 0; i < n; i++) {
+        if (g[i].written < now->block_phase) {
+            broken(now->running, "reads shared memory that no thread has written");
+        }
+        if (g[i].written == now->phase && g[i].writer != now->running) {
+            broken(now->running, "reads what another thread writes before the next barrier");
+        }
+        g[i].reader =
+            g[i].read == now->phase && g[i].reader != now->running ? SEVERAL : now->running;
+        g[i].read = now->phase;
+    }
+}
+
+void emu_shared_write(const void *p, size_t bytes)
+{
+    size_t n;
+    struct granule *g = granules_of(p, bytes, &n);
+
+    for (size_t i = 0; i < n; i++) {
+        if (g[i].written == now->phase && g[i].writer != now->running) {
+            broken(now->running, "writes what another thread writes before the next barrier");
+        }
+        if (g[i].read == now->phase && g[i].reader != now->running) {
+            broken(now->running, "writes what another thread reads before the next barrier");
+        }
+        g[i].writer = now->running;
+        g[i].written = now->phase;
+    }
+}
+
+struct emu_fibers *emu_fibers_create(void)
+{
+    struct emu_fibers *f = bt_calloc(1, sizeof(*f));
+
+    if (f == NULL) {
+        return NULL;
+    }
+    f->stacks = mmap(NULL, EMU_THREADS_MAX * STACK_BYTES, PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    f->stacks = f->stacks == MAP_FAILED ? NULL : f->stacks;
+    f->shared = bt_alloc_aligned(256, EMU_SHARED_MAX);
+    f->granules = bt_calloc(EMU_SHARED_MAX / GRANULE, sizeof(*f->granules));
+    if (f->stacks == NULL || f->shared == NULL || f->granules == NULL) {
+        emu_fibers_destroy(f);
+        return NULL;
+    }
+    return f;
+}
+
+void emu_fibers_destroy(struct emu_fibers *f)
+{
+    if (f == NULL) {
+        return;
+    }
+    if (f->stacks != NULL) {
+        (void)munmap(f->stacks, EMU_THREADS_MAX * STACK_BYTES); /* a whole mapping of ours */
+    }
+    bt_free(f->shared);
+    bt_free(f->granules);
+    bt_free(f);
+}

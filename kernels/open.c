@@ -1,0 +1,24 @@
+/* Names of backends and classes. Knows which backends this build has; no device. */
+
+#include "kernels/open.h"
+
+#include <string.h>
+
+const char *const bt_k_all_classes[] = {"cpu-f32", "cpu-int8", "cpu-bf16", "cuda-f32"};
+
+enum bt_status bt_k_create(const char *backend, const struct bt_k_opts *opts, struct bt_kctx **out,
+                           struct bt_err *err)
+{
+    if (strcmp(backend, "cpu") == 0) {
+        return bt_k_create_cpu(opts, out, err);
+    }
+    if (strcmp(backend, "cuda") == 0) {
+#ifdef BT_HAVE_CUDA
+        return bt_k_create_cuda(opts, out, err);
+#else
+        return bt_err_set(err, BT_ERR_UNSUPPORTED,
+                          "backend cuda is not in this build (cmake --preset cuda)");
+#endif
+    }
+    return bt_err_set(err, BT_ERR_UNSUPPORTED, "there is no backend \"%s\"", backend);
+}

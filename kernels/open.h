@@ -1,0 +1,28 @@
+#ifndef BT_KERNELS_OPEN_H
+#define BT_KERNELS_OPEN_H
+
+/* A backend by its name, and the numerics classes of all backends, for option tables (base/options.h): as a list, and by
+ * choice. cuda-f32 is described in kernels/cuda/cuda_int.h, the others in backend.h. */
+
+#include "kernels/backend.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define BT_K_ALL_CLASSES BT_K_CLASSES "|cuda-f32"
+extern const char *const bt_k_all_classes[4];
+
+/* backend: "cpu" or "cuda". opts->numerics: NULL (its first class), or one of its own: else BT_ERR_INVALID.
+ * BT_ERR_UNSUPPORTED: not in this build, or no such device on this machine; the message says which. */
+enum bt_status bt_k_create(const char *backend, const struct bt_k_opts *opts, struct bt_kctx **out,
+                           struct bt_err *err) BT_NODISCARD;
+/* Only where the build has it. */
+enum bt_status bt_k_create_cuda(const struct bt_k_opts *opts, struct bt_kctx **out,
+                                struct bt_err *err) BT_NODISCARD;
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

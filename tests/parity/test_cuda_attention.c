@@ -1,0 +1,200 @@
+/* The CUDA backend's paged attention against the CPU backend, and equal bits however a sequence is cut into chunks (which
+ * decides whether its splits run at once or in turn) and batched with others. Memory that no position may see is NaN. */
+
+#include "tests/parity/cuda_parity.h"
+
+struct shape {
+    uint32_t n_heads, n_kv_heads, head_dim, page_tokens, n_tokens, window;
+    enum bt_dtype dtype;
+    float softcap;
+};
+
+/* One sequence on one backend. */
+struct seq {
+    struct shape s;
+    struct bt_kctx *k;
+    float *q, *key, *value, *out; /* device */
+    size_t q_stride, kv_stride, n_out, kv_bytes;
+    struct bt_k_kv kv;
+    uint32_t *pages;
+};
+
+struct values {
+    float *q, *key, *value;
+};
+
+static void seq_init(struct seq *q, struct bt_kctx *k, struct shape s, const struct values *v)
+{
+    uint32_t n_pages = (s.n_tokens + s.page_tokens - 1) / s.page_tokens;
+    size_t width = (size_t)s.n_kv_heads * s.head_dim;
+
+    *q = (struct seq){.s = s, .k = k};
+    q->q_stride = (size_t)s.n_heads * s.head_dim + 7;
+    q->kv_stride = width + 3;
+    q->n_out = (size_t)s.n_tokens * s.n_heads * s.head_dim;
+    q->q = cp_floats(k, v->q, s.n_tokens * q->q_stride);
+    q->key = cp_floats(k, v->key, s.n_tokens * q->kv_stride);
+    q->value = cp_floats(k, v->value, s.n_tokens * q->kv_stride);
+    q->out = bt_k_alloc(k, q->n_out * sizeof(float));
+    q->kv = (struct bt_k_kv){.page_tokens = s.page_tokens,
+                             .n_kv_heads = s.n_kv_heads,
+                             .head_dim = s.head_dim,
+                             .dtype = s.dtype};
+    q->kv.page_stride = 2 * width * s.page_tokens * bt_dtype_block_bytes(s.dtype) + 64;
+    q->kv_bytes = q->kv.page_stride * 2 * n_pages;
+    q->kv.base = bt_k_alloc(k, q->kv_bytes);
+    q->pages = bt_alloc(n_pages * sizeof(uint32_t));
+    for (uint32_t i = 0; i < n_pages; i++) {
+        q->pages[i] = 2 * (n_pages - 1 - i) + (i & 1);
+    }
+}
+
+static void seq_fini(struct seq *q)
+{
+    bt_k_free(q->k, q->q, q->s.n_tokens * q->q_stride * sizeof(float));
+    bt_k_free(q->k, q->key, q->s.n_tokens * q->kv_stride * sizeof(float));
+    bt_k_free(q->k, q->value, q->s.n_tokens * q->kv_stride * sizeof(float));
+    bt_k_free(q->k, q->out, q->n_out * sizeof(float));
+    bt_k_free(q->k, q->kv.base, q->kv_bytes);
+    bt_free(q->pages);
+}
+
+/* The whole sequence in chunks, out of a cache that is NaN at first. */
+static void seq_run(struct seq *q, uint32_t chunk, float *got)
+{
+    uint8_t *nan = bt_alloc(q->kv_bytes);
+    size_t width = (size_t)q->s.n_heads * q->s.head_dim;
+
+    memset(nan, 0xff, q->kv_bytes);
+    bt_k_write(q->k, q->kv.base, nan, q->kv_bytes);
+    for (uint32_t t = 0; t < q->s.n_tokens; t += chunk) {
+        uint32_t n = q->s.n_tokens - t < chunk ? q->s.n_tokens - t : chunk;
+        struct bt_k_span span = {.row = 0, .n = n, .pos = t, .pages = q->pages};
+        struct bt_k_attn a = {.q = q->q + t * q->q_stride,
+                              .out = q->out + t * width,
+                              .q_stride = q->q_stride,
+                              .out_stride = width,
+                              .n_heads = q->s.n_heads,
+                              .scale = 1.0F / sqrtf((float)q->s.head_dim),
+                              .softcap = q->s.softcap,
+                              .window = q->s.window};
+        bt_k_kv_store(q->k, &q->kv, q->key + t * q->kv_stride, q->kv_stride,
+                      q->value + t * q->kv_stride, q->kv_stride, &span, 1);
+        bt_k_attention(q->k, &a, &q->kv, &span, 1);
+    }
+    bt_k_read(q->k, got, q->out, q->n_out * sizeof(float));
+    bt_free(nan);
+}
+
+static void test_shape(const struct cp *p, struct shape s)
+{
+    static const uint32_t chunks[] = {1, 5, 64};
+    size_t n = (size_t)s.n_tokens * s.n_heads * s.head_dim;
+    struct values v = {
+        .q = pk_floats(s.n_tokens * ((size_t)s.n_heads * s.head_dim + 7), -2, 2),
+        .key = pk_floats(s.n_tokens * ((size_t)s.n_kv_heads * s.head_dim + 3), -2, 2),
+        .value = pk_floats(s.n_tokens * ((size_t)s.n_kv_heads * s.head_dim + 3), -2, 2)};
+    float *want = pk_floats(n, 0, 0), *got = pk_floats(n, 0, 0), *other = pk_floats(n, 0, 0);
+    struct seq cpu, cuda;
+    char what[128];
+
+    (void)snprintf(what, sizeof(what),
+                   "attention %s heads %u/%u dim %u page %u tokens %u window %u cap %g",
+                   bt_dtype_name(s.dtype), s.n_heads, s.n_kv_heads, s.head_dim, s.page_tokens,
+                   s.n_tokens, s.window, (double)s.softcap);
+    seq_init(&cpu, p->cpu, s, &v);
+    seq_init(&cuda, p->cuda, s, &v);
+    seq_run(&cpu, s.n_tokens, want);
+    seq_run(&cuda, s.n_tokens, got);
+    cp_near(what, got, want, n, 3e-6, 3e-6);
+    uint8_t *a = bt_alloc(cpu.kv_bytes), *b = bt_alloc(cpu.kv_bytes);
+    bt_k_read(p->cpu, a, cpu.kv.base, cpu.kv_bytes);
+    bt_k_read(p->cuda, b, cuda.kv.base, cuda.kv_bytes);
+    CHECK(memcmp(a, b, cpu.kv_bytes) == 0); /* K and V rounded alike, nothing else touched */
+    for (size_t c = 0; c < sizeof(chunks) / sizeof(chunks[0]); c++) {
+        seq_run(&cuda, chunks[c], other);
+        if (!cp_same(what, other, got, n)) {
+            fprintf(stderr, "  in chunks of %u\n", chunks[c]);
+        }
+    }
+    seq_fini(&cpu);
+    seq_fini(&cuda);
+    bt_free(a);
+    bt_free(b);
+    bt_free(v.q);
+    bt_free(v.key);
+    bt_free(v.value);
+    bt_free(want);
+    bt_free(got);
+    bt_free(other);
+}
+
+/* A ragged batch of prompts and decoding sequences: others in the same call change nothing. */
+static void test_batch(const struct cp *p)
+{
+    const struct shape s = {6, 2, 48, 16, 300, 0, BT_DTYPE_BF16, 0};
+    static const uint32_t n_rows[4] = {1, 20, 7, 1}, pos[4] = {149, 40, 0, 299};
+    const size_t width = 6 * 48, n = 29 * width;
+    struct values v = {.q = pk_floats(300 * (width + 7), -2, 2),
+                       .key = pk_floats(300 * (2 * 48 + 3), -2, 2),
+                       .value = pk_floats(300 * (2 * 48 + 3), -2, 2)};
+    float *together = pk_floats(n, 0, 0), *alone = pk_floats(n, 0, 0);
+    uint32_t pages[4][19];
+    struct bt_k_span spans[4];
+    struct seq base;
+
+    seq_init(&base, p->cuda, s, &v);
+    uint16_t *cache = bt_alloc(base.kv_bytes);
+    for (size_t i = 0; i < base.kv_bytes / 2; i++) {
+        cache[i] = (uint16_t)(0x3f00 + pk_u32() % 256 + (pk_u32() & 0x8000));
+    }
+    bt_k_write(p->cuda, base.kv.base, cache, base.kv_bytes);
+    for (uint32_t i = 0, row = 0; i < 4; i++) {
+        for (uint32_t j = 0; j < 19; j++) {
+            pages[i][j] = (j * 3 + i * 5) % 38;
+        }
+        spans[i] = (struct bt_k_span){.row = row, .n = n_rows[i], .pos = pos[i], .pages = pages[i]};
+        row += n_rows[i];
+    }
+    struct bt_k_attn a = {.q = base.q,
+                          .out = base.out,
+                          .q_stride = width,
+                          .out_stride = width,
+                          .n_heads = 6,
+                          .scale = 0.2F};
+    bt_k_attention(p->cuda, &a, &base.kv, spans, 4);
+    bt_k_read(p->cuda, together, base.out, n * sizeof(float));
+    for (int j = 3; j >= 0; j--) {
+        bt_k_attention(p->cuda, &a, &base.kv, &spans[j], 1);
+    }
+    bt_k_read(p->cuda, alone, base.out, n * sizeof(float));
+    cp_same("a ragged batch", together, alone, n);
+    seq_fini(&base);
+    bt_free(cache);
+    bt_free(v.q);
+    bt_free(v.key);
+    bt_free(v.value);
+    bt_free(together);
+    bt_free(alone);
+}
+
+int main(void)
+{
+    static const struct shape shapes[] = {
+        {3, 1, 24, 1, 70, 0, BT_DTYPE_F32, 0},    {4, 4, 32, 3, 131, 0, BT_DTYPE_F16, 0},
+        {9, 3, 64, 16, 100, 0, BT_DTYPE_BF16, 0}, {4, 2, 80, 64, 70, 0, BT_DTYPE_F16, 30.0F},
+        {2, 1, 128, 16, 270, 0, BT_DTYPE_F32, 0}, {2, 1, 16, 16, 330, 50, BT_DTYPE_BF16, 0},
+        {2, 1, 24, 3, 300, 260, BT_DTYPE_F16, 0}, {2, 2, 64, 64, 40, 1, BT_DTYPE_F32, 5.0F},
+        {2, 1, 256, 5, 40, 7, BT_DTYPE_BF16, 0},  {40, 1, 16, 16, 40, 0, BT_DTYPE_F32, 0},
+        {1, 1, 512, 16, 34, 0, BT_DTYPE_BF16, 0},
+    };
+    struct cp p;
+
+    cp_open(&p);
+    for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
+        test_shape(&p, shapes[i]);
+    }
+    test_batch(&p);
+    cp_close(&p);
+    return bt_test_done();
+}
