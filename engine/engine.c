@@ -10,6 +10,7 @@
 #include "base/buf.h"
 #include "base/mem.h"
 #include "base/options.h"
+#include "kernels/open.h"
 
 /* Logits rows that the prompts of one step may ask for: ends of prompts, and all rows of an echoed
  * one. */
@@ -19,9 +20,10 @@
 
 static enum bt_status check_opts(const struct bt_engine_opts *o, struct bt_err *err)
 {
-    if (strcmp(o->backend, "cpu") != 0) {
-        return bt_err_set(err, BT_ERR_UNSUPPORTED,
-                          "backend \"%s\" is not built in; there is \"cpu\"", o->backend);
+    if (strcmp(o->backend, "cpu") != 0 && o->kv_bytes == 0) {
+        return bt_err_set(err, BT_ERR_INVALID,
+                          "backend %s needs --kv-bytes: how much of a device is free is not asked",
+                          o->backend);
     }
     if (o->kv_dtype != BT_DTYPE_F32 && o->kv_dtype != BT_DTYPE_F16 &&
         o->kv_dtype != BT_DTYPE_BF16) {
@@ -45,17 +47,18 @@ static enum bt_status check_opts(const struct bt_engine_opts *o, struct bt_err *
 static enum bt_status open_model(struct bt_engine *e, const struct bt_engine_opts *o,
                                  struct bt_err *err)
 {
-    struct bt_k_opts ko = {.n_threads = o->n_threads, .isa = o->isa, .numerics = o->numerics};
+    struct bt_k_opts ko = {
+        .n_threads = o->n_threads, .isa = o->isa, .numerics = o->numerics, .device = o->device};
     enum bt_status st = bt_model_open(o->model_path, &e->model, err);
 
     if (st != BT_OK) {
         return st;
     }
     e->info = bt_model_info(e->model);
-    if (ko.numerics == NULL) {
+    if (ko.numerics == NULL && strcmp(o->backend, "cpu") == 0) {
         ko.numerics = bt_model_numerics(e->model);
     }
-    st = bt_k_create_cpu(&ko, &e->k, err);
+    st = bt_k_create(o->backend, &ko, &e->k, err);
     if (st != BT_OK) {
         return st;
     }

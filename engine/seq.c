@@ -23,6 +23,11 @@ void seq_copy_cached(struct bt_engine *e, const struct bt_batch_seq *b)
         bt_kv_pool_copy(&e->pool, g, e->info->groups[g].n_layers, b->copy_from[g],
                         b->pages[g][b->n_shared]);
     }
+    if (b->n_copied > 0) {
+        enum bt_status st = bt_k_sync(e->k); /* from now on others may touch the page */
+
+        (void)st; /* a fault stays: the next step reports it */
+    }
 }
 
 enum bt_finish seq_finish(const struct bt_engine *e, const struct seq *s, uint32_t token,

@@ -47,12 +47,29 @@ static bool all_cancelled(const struct bt_engine *e)
     return true;
 }
 
+/* Whether the pass computes pages that somebody waits for. */
+static bool any_held(const struct bt_engine *e)
+{
+    for (uint32_t i = 0; e->hooks.on_pages != NULL && i < e->plan.n_spans; i++) {
+        const struct bt_batch_seq *b = bt_batch_seq(e->batch, e->plan.spans[i].slot);
+
+        if (b->hold && !b->cancelled) {
+            return true;
+        }
+    }
+    return false;
+}
+
 static bool on_layer_done(void *arg, uint32_t layer)
 {
     struct bt_engine *e = arg;
     uint32_t group = e->info->layer_group[layer];
     uint32_t index = e->info->layer_index[layer];
 
+    /* What is reported must be there: a device's calls have only been put into its stream. */
+    if (any_held(e) && bt_k_sync(e->k) != BT_OK) {
+        return true; /* a fault stays: it is the forward pass's status too */
+    }
     for (uint32_t i = 0; e->hooks.on_pages != NULL && i < e->plan.n_spans; i++) {
         const struct bt_batch_span *sp = &e->plan.spans[i];
         const struct bt_batch_seq *b = bt_batch_seq(e->batch, sp->slot);

@@ -15,6 +15,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/notify.h"
+#include "kernels/open.h"
 #include "net/addr.h"
 #include "net/grpc.h"
 #include "net/http.h"
@@ -516,9 +517,10 @@ static enum bt_status start_engine(struct bt_node *n, struct bt_err *err)
         .model_path = n->cfg.model,
         .panel_dir = panel_folder(n, &panel_dir),
         .panel_bytes_min = PANEL_BYTES_MIN,
-        .backend = "cpu",
+        .backend = bt_node_backends[n->cfg.backend],
+        .device = n->cfg.device,
         .isa = bt_k_isas[n->cfg.isa],
-        .numerics = n->cfg.numerics > 0 ? bt_k_classes[n->cfg.numerics - 1] : NULL,
+        .numerics = n->cfg.numerics > 0 ? bt_k_all_classes[n->cfg.numerics - 1] : NULL,
         .n_threads = n->cfg.threads,
         .kv_bytes = n->cfg.kv_bytes,
         .page_tokens = n->cfg.page_tokens,

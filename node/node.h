@@ -27,6 +27,7 @@ struct bt_node_cfg {
 };
 
 /* The option tables of the two daemons: they differ in the default role. */
+extern const char *const bt_node_backends[3]; /* by cfg.backend */
 extern const struct bt_opt bt_node_opts_prefill[], bt_node_opts_decode[];
 extern const size_t bt_node_n_opts_prefill, bt_node_n_opts_decode;
 

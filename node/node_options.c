@@ -1,12 +1,14 @@
 /* The option tables of prefilld and decoded. */
 
-#include "kernels/backend.h"
+#include "kernels/open.h"
 #include "node/node.h"
 
 #define BUCKETS_SECONDS                                                                            \
     "0.00001,0.000025,0.00005,0.0001,0.00025,0.0005,0.001,0.0025,0.005,0.01,0.025,0.05,0.1,0.25,"  \
     "0.5,1,2.5,5,10,30,60"
 #define BUCKETS_TOKENS "1,2,4,8,16,32,64,128,256,512,1024,2048,4096"
+
+const char *const bt_node_backends[] = {"cpu", "cuda", "emulated"};
 
 #define ROW(name, type, field, dflt, min, max, choices, arg, help)                                 \
     {name, type, offsetof(struct bt_node_cfg, field), dflt, min, max, choices, arg, help}
@@ -20,13 +22,14 @@
         ROW("model-name", BT_OPT_STR, model_name, NULL, 0, 0, NULL, "NAME",                        \
             "Name of the model in status (default: the base name of the path)."),                  \
         ROW("backend", BT_OPT_ENUM, backend, "cpu", 0, 0, "cpu|cuda|emulated", NULL,               \
-            "Where the model runs. This build has cpu."),                                          \
+            "Where the model runs: cpu; cuda in builds that have it."),                            \
         ROW("isa", BT_OPT_ENUM, isa, "auto", 0, 0, BT_K_ISAS, NULL,                                \
             "Instruction set of the CPU kernels; all give the same bits."),                        \
-        ROW("numerics", BT_OPT_ENUM, numerics, "auto", 0, 0, "auto|" BT_K_CLASSES, NULL,           \
+        ROW("numerics", BT_OPT_ENUM, numerics, "auto", 0, 0, "auto|" BT_K_ALL_CLASSES, NULL,       \
             "Numerics class: what matrix products round. cpu-int8: with block-quantised weights, " \
             "activations to 8 bits per 32; cpu-bf16: with BF16 weights, activations to bf16; "     \
-            "each faster than cpu-f32, which rounds neither; auto: by the model's weights. Must "  \
+            "each faster than cpu-f32, which rounds neither; auto: by the model's weights, or "    \
+            "cuda-f32 with the cuda backend. Must "                                                \
             "be the same on every node."),                                                         \
         ROW("threads", BT_OPT_U32, threads, "0", 0, 1024, NULL, "N",                               \
             "Compute threads; 0: every CPU that this process may use."),                           \
@@ -36,7 +39,8 @@
             "not share any (default: all that the process may use)."),                             \
         ROW("device", BT_OPT_U32, device, "0", 0, 255, NULL, "N", "Index of the device to use."),  \
         ROW("kv-bytes", BT_OPT_SIZE, kv_bytes, "0", 0, 0, NULL, "SIZE",                            \
-            "Size of the KV cache; 0: a quarter of the memory that this process may use."),        \
+            "Size of the KV cache; 0: a quarter of the memory that this process may use (cpu "     \
+            "only: the cuda backend must be told)."),                                              \
         ROW("page-tokens", BT_OPT_U32, page_tokens, "16", 1, 4096, NULL, "N",                      \
             "Tokens in a KV page; must be the same on every node."),                               \
         ROW("kv-dtype", BT_OPT_ENUM, kv_dtype, "f32", 0, 0, "f32|f16|bf16", NULL,                  \

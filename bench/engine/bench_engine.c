@@ -16,6 +16,7 @@
 #include "bench/engine/part_times.h"
 #include "bench/engine/run_limits.h"
 #include "engine/engine_int.h"
+#include "kernels/open.h"
 
 #define REPEATS_MAX  256U
 #define STEPS_MAX    4096U
@@ -25,20 +26,23 @@
 
 struct config {
     char *prefill, *decode;
-    uint32_t threads, page_tokens, chunk_tokens, steps, repeat;
-    int isa, kv_dtype, numerics;
+    uint32_t threads, device, page_tokens, chunk_tokens, steps, repeat;
+    int backend, isa, kv_dtype, numerics;
     char *panels;
     bool limits, json;
 };
 
 #define ROW(name, type, field, dflt, lo, hi, choices, arg, help)                                   \
     {name, type, offsetof(struct config, field), dflt, lo, hi, choices, arg, help}
+static const char *const backends[] = {"cpu", "cuda"};
 static const struct bt_opt options[] = {
+    ROW("backend", BT_OPT_ENUM, backend, "cpu", 0, 0, "cpu|cuda", NULL, "Where the model runs."),
+    ROW("device", BT_OPT_U32, device, "0", 0, 255, NULL, "N", "Index of the device to use."),
     ROW("threads", BT_OPT_U32, threads, "0", 0, 1024, NULL, "N",
         "Compute threads; 0: every CPU that this process may use."),
     ROW("isa", BT_OPT_ENUM, isa, "auto", 0, 0, BT_K_ISAS, NULL,
         "Instruction set of the CPU kernels."),
-    ROW("numerics", BT_OPT_ENUM, numerics, "auto", 0, 0, "auto|" BT_K_CLASSES, NULL,
+    ROW("numerics", BT_OPT_ENUM, numerics, "auto", 0, 0, "auto|" BT_K_ALL_CLASSES, NULL,
         "Numerics class; auto: by the weights."),
     ROW("kv-dtype", BT_OPT_ENUM, kv_dtype, "f32", 0, 0, "f32|f16|bf16", NULL,
         "Element type of the KV cache."),
@@ -536,9 +540,11 @@ static size_t create(const char *path)
     bt_model_destroy(m);
 
     struct bt_engine_opts o = {.model_path = path,
-                               .backend = "cpu",
+                               .backend = backends[cfg.backend],
+                               .device = cfg.device,
                                .isa = bt_k_isas[cfg.isa],
-                               .numerics = cfg.numerics > 0 ? bt_k_classes[cfg.numerics - 1] : NULL,
+                               .numerics =
+                                   cfg.numerics > 0 ? bt_k_all_classes[cfg.numerics - 1] : NULL,
                                .n_threads = cfg.threads,
                                .kv_bytes = kv,
                                .page_tokens = cfg.page_tokens,

@@ -9,6 +9,7 @@
 #include <string.h>
 #include "base/assert.h"
 #include "base/mem.h"
+#include "kernels/open.h"
 #include "model/model.h"
 
 #define VOCAB    97
@@ -37,10 +38,13 @@ static uint64_t mix(uint64_t a, uint64_t b)
     return x ^ x >> 29;
 }
 
-enum bt_status bt_k_create_cpu(const struct bt_k_opts *opts, struct bt_kctx **out,
-                               struct bt_err *err)
+enum bt_status bt_k_create(const char *backend, const struct bt_k_opts *opts, struct bt_kctx **out,
+                           struct bt_err *err)
 {
     (void)opts;
+    if (strcmp(backend, "cpu") != 0) {
+        return bt_err_set(err, BT_ERR_UNSUPPORTED, "no such fake");
+    }
     *out = bt_calloc(1, sizeof(**out));
     return *out != NULL ? BT_OK : bt_err_set(err, BT_ERR_NOMEM, "no memory");
 }
@@ -67,6 +71,12 @@ void bt_k_copy(struct bt_kctx *k, void *dev, const void *from, size_t bytes)
 {
     (void)k;
     memcpy(dev, from, bytes);
+}
+
+enum bt_status bt_k_sync(struct bt_kctx *k)
+{
+    (void)k;
+    return BT_OK;
 }
 
 void *bt_k_host(struct bt_kctx *k, void *dev)
