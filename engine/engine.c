@@ -20,11 +20,6 @@
 
 static enum bt_status check_opts(const struct bt_engine_opts *o, struct bt_err *err)
 {
-    if (strcmp(o->backend, "cpu") != 0 && o->kv_bytes == 0) {
-        return bt_err_set(err, BT_ERR_INVALID,
-                          "backend %s needs --kv-bytes: how much of a device is free is not asked",
-                          o->backend);
-    }
     if (o->kv_dtype != BT_DTYPE_F32 && o->kv_dtype != BT_DTYPE_F16 &&
         o->kv_dtype != BT_DTYPE_BF16) {
         return bt_err_set(err, BT_ERR_INVALID, "KV type must be f32, f16 or bf16, not %s",
@@ -61,6 +56,11 @@ static enum bt_status open_model(struct bt_engine *e, const struct bt_engine_opt
     st = bt_k_create(o->backend, &ko, &e->k, err);
     if (st != BT_OK) {
         return st;
+    }
+    if (strcmp(o->backend, "cpu") != 0 && o->kv_bytes == 0) {
+        return bt_err_set(err, BT_ERR_INVALID,
+                          "backend %s needs --kv-bytes: how much of a device is free is not asked",
+                          o->backend);
     }
     const struct bt_model_load_opts lo = {.panel_dir = o->panel_dir,
                                           .panel_bytes_min = o->panel_bytes_min,
