@@ -270,7 +270,7 @@ static void look_at_limits(void)
     }
 }
 
-static double run_prompt(const uint32_t *tokens, uint32_t n)
+static double run_prompt(const uint32_t *tokens, uint32_t n, bool forget)
 {
     struct bt_engine_req req = {
         .tokens = tokens, .n_tokens = n, .n_prompt = n, .sampling = &greedy};
@@ -278,6 +278,7 @@ static double run_prompt(const uint32_t *tokens, uint32_t n)
     bt_seq_id id;
     uint64_t t0 = bt_clock_ns();
 
+    bench_parts_begin(forget);
     n_delivered = 0;
     if (bt_engine_submit(engine, &req, &id, &err) != BT_OK) {
         die(err.msg);
@@ -285,9 +286,10 @@ static double run_prompt(const uint32_t *tokens, uint32_t n)
     while (n_delivered == 0) {
         step();
     }
-    uint64_t t1 = bt_clock_ns();
+    uint64_t took = bt_clock_ns() - t0;
+    bench_parts_end(took);
     bt_engine_release(engine, id);
-    return (double)(t1 - t0) * 1e-9;
+    return (double)took * 1e-9;
 }
 
 /* Values as activations have them, in every page of the sequence. */
@@ -334,14 +336,17 @@ static void run_batch(const uint32_t *tokens, const struct one_case *c, double *
         if (i % LIMIT_STEPS == 0) {
             look_at_limits();
         }
+        bench_parts_begin(i <= WARM_STEPS);
         uint64_t t0 = bt_clock_ns();
         n_delivered = 0;
         step();
+        uint64_t took = bt_clock_ns() - t0;
+        bench_parts_end(took);
         if (n_delivered != c->batch) {
             die("a step left a sequence out");
         }
         if (i >= WARM_STEPS) {
-            steps[i - WARM_STEPS] = (double)(bt_clock_ns() - t0) * 1e-9;
+            steps[i - WARM_STEPS] = (double)took * 1e-9;
         } else {
             forget_times();
         }
@@ -364,6 +369,8 @@ struct result {
     double s;      /* median of a prompt or a step */
     double total;  /* all of them */
     double slowed; /* the median's time over that of the fastest */
+    double
+        quiet; /* the fastest of each call added up: what it takes when nobody has the CPU in between; 0: not known */
     double tokens_per_s, gops, gbytes;
     struct bench_run_limits limits; /* with --limits */
 };
@@ -389,6 +396,7 @@ static struct result evaluate(const struct one_case *c, const struct sizes *z, d
         r.gbytes = ((double)z->packed_bytes + kv) / r.s * 1e-9;
     }
     r.slowed = r.s / t[0];
+    r.quiet = (double)bench_parts_fastest() * 1e-9;
     r.limits = bench_run_limits_tell();
     return r;
 }
@@ -433,6 +441,12 @@ static void print_shares(const struct one_case *c, const struct result *r)
         printf(", reading %.1f %%, %.1f %%", 100 * r->gbytes / l->read,
                100 * r->gbytes * r->slowed / l->read_best);
     }
+    printf("\n    undisturbed, the fastest of each call added up: %.2f ms; shares of the best: FMA "
+           "%.1f %%",
+           1e3 * r->quiet, r->quiet > 0 ? 100 * r->gops * r->s / r->quiet / l->fma_best : 0);
+    if (c->batch > 0 && r->quiet > 0) {
+        printf(", reading %.1f %%", 100 * r->gbytes * r->s / r->quiet / l->read_best);
+    }
     printf("\n");
 }
 
@@ -442,10 +456,11 @@ static void print_case(const struct one_case *c, const struct result *r, bool fi
         printf("%s{\"phase\":\"%s\",\"batch\":%u,\"context\":%u,\"seconds\":%.6f,\"tokens_per_s\":%"
                ".2f,"
                "\"gops\":%.2f,\"gbytes_per_s\":%.3f,\"slowed\":%.3f,"
+               "\"quiet_seconds\":%.6f,"
                "\"fma_gops\":[%.1f,%.1f],\"read_gbytes_per_s\":[%.2f,%.2f],",
                first ? "" : ",", c->batch > 0 ? "decode" : "prefill", c->batch > 0 ? c->batch : 1,
-               c->context, r->s, r->tokens_per_s, r->gops, r->gbytes, r->slowed, r->limits.fma,
-               r->limits.fma_best, r->limits.read, r->limits.read_best);
+               c->context, r->s, r->tokens_per_s, r->gops, r->gbytes, r->slowed, r->quiet,
+               r->limits.fma, r->limits.fma_best, r->limits.read, r->limits.read_best);
         print_parts(r);
         printf("}");
         return;
@@ -567,12 +582,12 @@ static void run_case(const struct one_case *c, const struct sizes *z, bool first
 
     bench_run_limits_forget();
     if (c->batch == 0) {
-        run_prompt(tokens,
-                   c->context < cfg.chunk_tokens ? c->context : cfg.chunk_tokens); /* warm */
+        run_prompt(tokens, c->context < cfg.chunk_tokens ? c->context : cfg.chunk_tokens,
+                   true); /* warm */
         forget_times();
         for (uint32_t i = 0; i < n; i++) {
             look_at_limits();
-            t[i] = run_prompt(tokens, c->context);
+            t[i] = run_prompt(tokens, c->context, i == 0);
         }
         look_at_limits();
     } else {

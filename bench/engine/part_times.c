@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "kernels/backend_int.h"
 
+#define CALLS_MAX   65536U
 #define WEIGHTS_MAX 8192U /* a power of two, well above any model's matrices */
 
 static struct bt_backend_ops timed;
@@ -18,6 +19,13 @@ static struct {
     const struct bt_kweight *w;
     uint64_t ns;
 } by_weight[WEIGHTS_MAX]; /* open addressing */
+static struct {
+    uint64_t call[CALLS_MAX];
+    uint64_t between; /* all times between calls of a stretch together */
+    uint64_t inside;  /* of the current one: all calls together */
+    uint32_t n, i;    /* calls of a stretch; of the current one until now */
+    bool first;
+} fastest;
 
 const char *bench_part_name(enum bench_part p)
 {
@@ -32,7 +40,38 @@ static uint64_t count(enum bench_part p, uint64_t t0)
 
     times.ns[p] += ns;
     times.calls[p]++;
+    if (fastest.i < CALLS_MAX) {
+        uint64_t *least = &fastest.call[fastest.i++];
+        *least = fastest.first || ns < *least ? ns : *least;
+    }
+    fastest.inside += ns;
     return ns;
+}
+
+void bench_parts_begin(bool forget)
+{
+    fastest.first = forget;
+    fastest.i = 0;
+    fastest.inside = 0;
+}
+
+void bench_parts_end(uint64_t took)
+{
+    uint64_t between = took - fastest.inside;
+
+    BT_ASSERT(fastest.first || fastest.i == fastest.n);
+    fastest.n = fastest.i;
+    fastest.between = fastest.first || between < fastest.between ? between : fastest.between;
+}
+
+uint64_t bench_parts_fastest(void)
+{
+    uint64_t ns = fastest.between;
+
+    for (uint32_t i = 0; i < fastest.n; i++) {
+        ns += fastest.call[i];
+    }
+    return fastest.n < CALLS_MAX ? ns : 0;
 }
 
 static uint64_t *ns_of(const struct bt_kweight *w)

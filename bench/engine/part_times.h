@@ -4,6 +4,7 @@
 /* Where the time of a forward pass goes: a backend's table with a clock around each call. The calls of one context come from
  * one thread, so wall time adds up. One context at a time. */
 
+#include <stdbool.h>
 #include <stdint.h>
 #include "model/model_int.h"
 
@@ -30,6 +31,14 @@ const char *bench_part_name(enum bench_part p);
 void bench_parts_watch(struct bt_kctx *k);
 /* What was counted since the last call. */
 struct bench_times bench_parts_take(void);
+
+/* A stretch of calls begins that is like the ones before it, call for call (a step, a prompt); forget: like none before. */
+void bench_parts_begin(bool forget);
+/* The fastest that each call of such a stretch was, and the fastest time between calls, added up: what the stretch takes when
+ * nobody else has the CPU. 0: nothing was measured, or a stretch of too many calls. Nanoseconds. */
+uint64_t bench_parts_fastest(void);
+/* The stretch ends; took: its whole time, nanoseconds. */
+void bench_parts_end(uint64_t took);
 
 /* Products alone, by matrix: names such as "ffn_down" with what all layers took, largest first. Counted since watch or the last
  * call. Returns how many. */
