@@ -2,6 +2,7 @@
 
 #include "kernels/backend.h"
 
+#include "base/assert.h"
 #include "kernels/backend_int.h"
 
 const char *const bt_k_isas[] = {"auto",        "plain",       "avx2", "avx512",
@@ -95,6 +96,20 @@ void bt_k_gemm(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t l
                const struct bt_kweight *w, const float *bias, uint32_t n_rows)
 {
     k->ops->gemm(k, y, ldy, x, ldx, w, bias, n_rows);
+}
+
+void bt_k_gemm_all(struct bt_kctx *k, const struct bt_k_product *products, uint32_t n,
+                   const float *x, size_t ldx, uint32_t n_rows)
+{
+    BT_ASSERT(n > 0 && n <= BT_K_PRODUCTS_MAX);
+    if (k->ops->gemm_all != NULL) {
+        k->ops->gemm_all(k, products, n, x, ldx, n_rows);
+        return;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        const struct bt_k_product *p = &products[i];
+        k->ops->gemm(k, p->y, p->ldy, x, ldx, p->w, p->bias, n_rows);
+    }
 }
 
 void bt_k_rmsnorm(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ldx,

@@ -164,6 +164,17 @@ void bt_k_embed(struct bt_kctx *k, float *y, const struct bt_kweight *table, con
 /* y[M, N] = x[M, K] · wᵀ (+ bias[N] if not NULL). y must not overlap x. */
 void bt_k_gemm(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ldx,
                const struct bt_kweight *w, const float *bias, uint32_t n_rows);
+/* n (1 to BT_K_PRODUCTS_MAX) products of the same x, each as bt_k_gemm would make it, to the bit: a backend may prepare x once and
+ * share all of the work out at once. The weights have the same K; the outputs do not overlap. */
+#define BT_K_PRODUCTS_MAX 3U
+struct bt_k_product {
+    float *y;
+    size_t ldy;
+    const struct bt_kweight *w;
+    const float *bias; /* or NULL */
+};
+void bt_k_gemm_all(struct bt_kctx *k, const struct bt_k_product *products, uint32_t n,
+                   const float *x, size_t ldx, uint32_t n_rows);
 /* y = x / sqrt(mean(x²) + eps) * (w + w_offset) per row of dim values; w: device [dim]. Row r of x begins at
  * x + (r / n_sub) * ldx + (r % n_sub) * dim, likewise y: n_sub = 1 for hidden rows, n_heads for per-head norms.
  * n_rows counts tokens (n_rows * n_sub rows are normalised). x, y may be the same. */

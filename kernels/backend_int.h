@@ -23,6 +23,9 @@ struct bt_backend_ops {
                   uint32_t n_ids, float scale);
     void (*gemm)(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ldx,
                  const struct bt_kweight *w, const float *bias, uint32_t n_rows);
+    /* NULL: gemm, one after the other */
+    void (*gemm_all)(struct bt_kctx *k, const struct bt_k_product *products, uint32_t n,
+                     const float *x, size_t ldx, uint32_t n_rows);
     void (*rmsnorm)(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ldx,
                     const float *w, float w_offset, float eps, uint32_t n_rows, uint32_t n_sub,
                     uint32_t dim);

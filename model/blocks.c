@@ -16,6 +16,11 @@ static void linear(struct bt_pass *p, float *y, size_t ldy, const float *x, size
     bt_k_gemm(p->k, y, ldy, x, ldx, l->w, l->bias, p->n);
 }
 
+static struct bt_k_product product(float *y, size_t ldy, const struct bt_linear *l)
+{
+    return (struct bt_k_product){.y = y, .ldy = ldy, .w = l->w, .bias = l->bias};
+}
+
 static void project_qkv(struct bt_pass *p, const struct bt_layer *l, float *q, float *key,
                         float *value)
 {
@@ -25,9 +30,9 @@ static void project_qkv(struct bt_pass *p, const struct bt_layer *l, float *q, f
     if (l->qkv.w != NULL) {
         linear(p, q, ld, p->ws->h, c->dim, &l->qkv);
     } else {
-        linear(p, q, ld, p->ws->h, c->dim, &l->q);
-        linear(p, key, ld, p->ws->h, c->dim, &l->k);
-        linear(p, value, ld, p->ws->h, c->dim, &l->v);
+        const struct bt_k_product qkv[] = {product(q, ld, &l->q), product(key, ld, &l->k),
+                                           product(value, ld, &l->v)};
+        bt_k_gemm_all(p->k, qkv, 3, p->ws->h, c->dim, p->n);
     }
     if (l->q_norm != NULL) {
         bt_k_rmsnorm(p->k, q, ld, q, ld, l->q_norm, c->norm_offset, (float)c->rms_eps, p->n,
@@ -90,8 +95,8 @@ static void dense_ffn(struct bt_pass *p, const struct bt_layer *l)
     if (l->gate_up.w != NULL) {
         linear(p, gate, ld, p->ws->h, c->dim, &l->gate_up);
     } else {
-        linear(p, gate, ld, p->ws->h, c->dim, &l->gate);
-        linear(p, up, ld, p->ws->h, c->dim, &l->up);
+        const struct bt_k_product both[] = {product(gate, ld, &l->gate), product(up, ld, &l->up)};
+        bt_k_gemm_all(p->k, both, 2, p->ws->h, c->dim, p->n);
     }
     bt_k_glu(p->k, gate, ld, gate, ld, up, ld, p->n, c->ffn_dim, c->act);
     linear(p, p->ws->o, c->dim, gate, ld, &l->down);

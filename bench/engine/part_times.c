@@ -102,6 +102,22 @@ static void t_gemm(struct bt_kctx *k, float *y, size_t ldy, const float *x, size
     *ns_of(w) += count(BENCH_GEMM, t0);
 }
 
+static void t_gemm_all(struct bt_kctx *k, const struct bt_k_product *products, uint32_t n,
+                       const float *x, size_t ldx, uint32_t n_rows)
+{
+    uint64_t t0 = bt_clock_ns();
+    size_t bytes = 0;
+
+    inner->gemm_all(k, products, n, x, ldx, n_rows);
+    uint64_t ns = count(BENCH_GEMM, t0);
+    for (uint32_t i = 0; i < n; i++) {
+        bytes += products[i].w->packed_bytes;
+    }
+    for (uint32_t i = 0; i < n; i++) { /* shared out by their size */
+        *ns_of(products[i].w) += ns * products[i].w->packed_bytes / bytes;
+    }
+}
+
 static void t_rmsnorm(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ldx,
                       const float *w, float w_offset, float eps, uint32_t n_rows, uint32_t n_sub,
                       uint32_t dim)
@@ -190,6 +206,7 @@ void bench_parts_watch(struct bt_kctx *k)
     timed = *inner;
     timed.embed = t_embed;
     timed.gemm = t_gemm;
+    timed.gemm_all = inner->gemm_all != NULL ? t_gemm_all : NULL;
     timed.rmsnorm = t_rmsnorm;
     timed.rope = t_rope;
     timed.kv_store = t_kv_store;

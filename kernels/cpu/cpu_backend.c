@@ -62,16 +62,16 @@ enum bt_status cpu_xq_reserve(struct cpu_ctx *c, size_t bytes)
 struct range_run {
     cpu_range_fn *fn;
     void *arg;
-    uint32_t n, step;
+    uint32_t n, n_tasks;
 };
 
 static void range_task(void *arg, uint32_t task, uint32_t thread)
 {
     const struct range_run *r = arg;
-    uint32_t first = task * r->step;
+    uint64_t n = r->n;
 
     (void)thread;
-    r->fn(r->arg, first, r->n - first < r->step ? r->n : first + r->step);
+    r->fn(r->arg, (uint32_t)(n * task / r->n_tasks), (uint32_t)(n * (task + 1) / r->n_tasks));
 }
 
 void cpu_for_range(struct cpu_ctx *c, uint32_t n, size_t item_cost, cpu_range_fn *fn, void *arg)
@@ -87,8 +87,8 @@ void cpu_for_range(struct cpu_ctx *c, uint32_t n, size_t item_cost, cpu_range_fn
         fn(arg, 0, n);
         return;
     }
-    struct range_run run = {.fn = fn, .arg = arg, .n = n, .step = (n + n_tasks - 1) / n_tasks};
-    bt_pool_run(c->pool, range_task, &run, (n + run.step - 1) / run.step);
+    struct range_run run = {.fn = fn, .arg = arg, .n = n, .n_tasks = n_tasks < n ? n_tasks : n};
+    bt_pool_run(c->pool, range_task, &run, run.n_tasks);
 }
 
 static void cpu_destroy(struct bt_kctx *k)
@@ -158,6 +158,7 @@ static const struct bt_backend_ops cpu_ops = {
     .weight_destroy = cpu_weight_destroy,
     .embed = cpu_embed,
     .gemm = cpu_gemm,
+    .gemm_all = cpu_gemm_all,
     .rmsnorm = cpu_rmsnorm,
     .rope = cpu_rope,
     .kv_store = cpu_kv_store,

@@ -12,7 +12,8 @@
 #endif
 
 struct bf16_task {
-    struct cpu_bf16_run r;
+    struct cpu_bf16_run r; /* of the first product; the others differ in r.g */
+    const struct cpu_gemms *all;
     const struct cpu_ctx *ctx;
     uint32_t n_tiles;
     struct cpu_cut cut;
@@ -35,12 +36,19 @@ static void prepare_range(void *arg, uint32_t first, uint32_t last)
 static void run_task(const struct bf16_task *t, uint32_t task)
 {
     const struct cpu_bf16 *isa = t->ctx->bf16;
-    struct cpu_part p = cpu_cut_part(&t->cut, t->n_tiles, t->r.g.w->n_panels, task);
+    struct cpu_bf16_run r = t->r;
+    struct cpu_part p;
 
-    if (t->n_tiles == 1) {
-        isa->gemv(&t->r, p.panel0, p.panel1);
-    } else {
-        isa->gemm(&t->r, p.row0, p.row1, p.panel0, p.panel1);
+    for (uint32_t i = 0; i < t->all->n; i++) {
+        r.g = t->all->g[i];
+        if (!cpu_cut_part(&t->cut, t->all, t->n_tiles, task, i, &p)) {
+            continue;
+        }
+        if (t->n_tiles == 1) {
+            isa->gemv(&r, p.panel0, p.panel1);
+        } else {
+            isa->gemm(&r, p.row0, p.row1, p.panel0, p.panel1);
+        }
     }
 }
 
@@ -62,28 +70,26 @@ static void bf16_task(void *arg, uint32_t task, uint32_t thread)
 }
 
 /* At most CPU_BF16_ROWS rows. */
-static void gemm_rows(struct cpu_ctx *c, const struct cpu_gemm *g)
+static void gemm_rows(struct cpu_ctx *c, const struct cpu_gemms *all)
 {
+    const struct cpu_gemm *g = &all->g[0];
     const uint32_t height = c->bf16->tile_rows_max, tiles = (g->n_rows + height - 1) / height;
     const uint32_t rows = (g->n_rows + tiles - 1) / tiles; /* even: no tile has but a row or two */
     size_t tile_bytes = (size_t)rows * ((g->w->n_cols + 1) / 2) * c->bf16->pair_words * 4;
     struct bf16_task t = {.r = {.g = *g, .xq = (uint32_t *)c->xq, .tile_rows = rows},
+                          .all = all,
                           .ctx = c,
                           .n_tiles = (g->n_rows + rows - 1) / rows};
 
     cpu_for_range(c, t.n_tiles, (size_t)rows * g->w->n_cols, prepare_range, &t);
-    t.cut = cpu_cut_tiles(c, g, t.n_tiles, tile_bytes);
+    t.cut = cpu_cut_tiles(c, all, t.n_tiles, tile_bytes);
     bt_pool_run(c->pool, bf16_task, &t, t.cut.n_tasks);
 }
 
-void cpu_bf16_gemm(struct cpu_ctx *c, const struct cpu_gemm *g)
+void cpu_bf16_gemm(struct cpu_ctx *c, const struct cpu_gemms *all)
 {
-    struct cpu_gemm part = *g;
-
-    for (uint32_t row = 0; row < g->n_rows; row += part.n_rows) {
-        part.n_rows = g->n_rows - row < CPU_BF16_ROWS ? g->n_rows - row : CPU_BF16_ROWS;
-        part.x = g->x + (size_t)row * g->ldx;
-        part.y = g->y + (size_t)row * g->ldy;
+    for (uint32_t row = 0; row < all->g[0].n_rows; row += CPU_BF16_ROWS) {
+        struct cpu_gemms part = cpu_gemms_rows(all, row, CPU_BF16_ROWS);
         gemm_rows(c, &part);
     }
 }

@@ -250,18 +250,27 @@ void cpu_for_range(struct cpu_ctx *c, uint32_t n, size_t item_cost, cpu_range_fn
 
 /* Makes room for products with weights of n_cols inputs in their own order. */
 bool cpu_order_reserve(struct cpu_ctx *c, uint32_t n_cols) BT_NODISCARD;
-/* How a product's output is cut into the tasks of its threads: by rows (or tiles of rows), and by panels. */
+/* Products of the same x that the threads share out together: their panels count through, the first product's first. The x,
+ * ldx and n_rows of all are the same, the weights have the same n_cols. */
+struct cpu_gemms {
+    struct cpu_gemm g[BT_K_PRODUCTS_MAX];
+    uint32_t n;
+};
+/* How their outputs are cut into the tasks of the threads: by rows (or tiles of rows), and by panels. */
 struct cpu_cut {
-    uint32_t row_step, n_row_tasks, panel_step, n_tasks;
+    uint32_t row_step, n_row_tasks, n_panel_tasks, n_tasks;
 };
 struct cpu_part {
     uint32_t row0, row1, panel0, panel1; /* up to row1 and panel1 */
 };
 /* Rows in n_tiles tiles whose prepared x is tile_bytes each. */
-struct cpu_cut cpu_cut_tiles(const struct cpu_ctx *c, const struct cpu_gemm *g, uint32_t n_tiles,
+struct cpu_cut cpu_cut_tiles(const struct cpu_ctx *c, const struct cpu_gemms *all, uint32_t n_tiles,
                              size_t tile_bytes);
-struct cpu_part cpu_cut_part(const struct cpu_cut *cut, uint32_t n_rows, uint32_t n_panels,
-                             uint32_t task);
+/* What of product i is in a task; none of its panels: false. */
+bool cpu_cut_part(const struct cpu_cut *cut, const struct cpu_gemms *all, uint32_t n_rows,
+                  uint32_t task, uint32_t i, struct cpu_part *out);
+/* The same products of at most n_rows rows from `row` on. */
+struct cpu_gemms cpu_gemms_rows(const struct cpu_gemms *all, uint32_t row, uint32_t n_rows);
 /* Whether the integer class has its own products for a weight of this type. */
 static inline bool cpu_is_int8(const struct cpu_ctx *c, enum bt_dtype dtype)
 {
@@ -272,16 +281,16 @@ static inline bool cpu_is_int8(const struct cpu_ctx *c, enum bt_dtype dtype)
 enum bt_status cpu_xq_reserve(struct cpu_ctx *c, size_t bytes) BT_NODISCARD;
 /* Room for the activations of products with n_cols columns; before the first of them. BT_ERR_NOMEM. */
 enum bt_status cpu_int8_reserve(struct cpu_ctx *c, uint32_t n_cols) BT_NODISCARD;
-/* g->w: a block-quantised weight. */
-void cpu_int8_gemm(struct cpu_ctx *c, const struct cpu_gemm *g);
+/* Block-quantised weights of one type. */
+void cpu_int8_gemm(struct cpu_ctx *c, const struct cpu_gemms *all);
 /* Whether the products of a weight of this type are those of class cpu-bf16. */
 static inline bool cpu_is_bf16(const struct cpu_ctx *c, enum bt_dtype dtype)
 {
     return c->bf16 != NULL && dtype == BT_DTYPE_BF16;
 }
 enum bt_status cpu_bf16_reserve(struct cpu_ctx *c, uint32_t n_cols) BT_NODISCARD;
-/* g->w: a bf16 weight. */
-void cpu_bf16_gemm(struct cpu_ctx *c, const struct cpu_gemm *g);
+/* bf16 weights. */
+void cpu_bf16_gemm(struct cpu_ctx *c, const struct cpu_gemms *all);
 
 /* Memory of whole pages, zeroed, mapped lazily. NULL: out of memory. */
 void *cpu_map(size_t bytes) BT_NODISCARD;
@@ -296,6 +305,8 @@ void cpu_embed(struct bt_kctx *k, float *y, const struct bt_kweight *table, cons
                uint32_t n_ids, float scale);
 void cpu_gemm(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ldx,
               const struct bt_kweight *w, const float *bias, uint32_t n_rows);
+void cpu_gemm_all(struct bt_kctx *k, const struct bt_k_product *products, uint32_t n,
+                  const float *x, size_t ldx, uint32_t n_rows);
 void cpu_rmsnorm(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ldx,
                  const float *w, float w_offset, float eps, uint32_t n_rows, uint32_t n_sub,
                  uint32_t dim);

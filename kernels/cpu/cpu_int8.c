@@ -6,7 +6,8 @@
 #include "base/mem.h"
 
 struct int8_task {
-    struct cpu_int8_run r;
+    struct cpu_int8_run r; /* of the first product; the others differ in r.g */
+    const struct cpu_gemms *all;
     const struct cpu_ctx *ctx;
     uint32_t n_tiles;
     struct cpu_cut cut;
@@ -32,18 +33,27 @@ static void quantise_range(void *arg, uint32_t first, uint32_t last)
 static void int8_task(void *arg, uint32_t task, uint32_t thread)
 {
     const struct int8_task *t = arg;
-    struct cpu_part p = cpu_cut_part(&t->cut, t->n_tiles, t->r.g.w->n_panels, task);
+    const struct cpu_int8 *isa = t->ctx->int8;
+    struct cpu_int8_run r = t->r;
+    struct cpu_part p;
 
-    if (t->r.g.n_rows <= t->ctx->int8->gemv_rows_max) {
-        t->ctx->int8->gemv(&t->r, p.panel0, p.panel1);
-    } else {
-        t->ctx->int8->gemm(&t->r, p.row0, p.row1, p.panel0, p.panel1, cpu_scratch(t->ctx, thread));
+    for (uint32_t i = 0; i < t->all->n; i++) {
+        r.g = t->all->g[i];
+        if (!cpu_cut_part(&t->cut, t->all, t->n_tiles, task, i, &p)) {
+            continue;
+        }
+        if (r.g.n_rows <= isa->gemv_rows_max) {
+            isa->gemv(&r, p.panel0, p.panel1);
+        } else {
+            isa->gemm(&r, p.row0, p.row1, p.panel0, p.panel1, cpu_scratch(t->ctx, thread));
+        }
     }
 }
 
 /* At most CPU_INT8_ROWS rows. */
-static void gemm_rows(struct cpu_ctx *c, const struct cpu_gemm *g)
+static void gemm_rows(struct cpu_ctx *c, const struct cpu_gemms *all)
 {
+    const struct cpu_gemm *g = &all->g[0];
     const uint32_t height = c->int8->tile_rows_max;
     uint32_t tiles = g->n_rows <= c->int8->gemv_rows_max ? 1 : (g->n_rows + height - 1) / height;
     uint32_t rows =
@@ -51,22 +61,19 @@ static void gemm_rows(struct cpu_ctx *c, const struct cpu_gemm *g)
     size_t tile_bytes = (size_t)rows * (g->w->n_cols / CPU_BLOCK) *
                         c->int8->row_words(g->w->dtype) * sizeof(int32_t);
     struct int8_task t = {.r = {.g = *g, .xq = c->xq, .tile_rows = rows},
+                          .all = all,
                           .ctx = c,
                           .n_tiles = (g->n_rows + rows - 1) / rows};
 
     cpu_for_range(c, t.n_tiles, (size_t)rows * g->w->n_cols, quantise_range, &t);
-    t.cut = cpu_cut_tiles(c, g, t.n_tiles, tile_bytes);
+    t.cut = cpu_cut_tiles(c, all, t.n_tiles, tile_bytes);
     bt_pool_run(c->pool, int8_task, &t, t.cut.n_tasks);
 }
 
-void cpu_int8_gemm(struct cpu_ctx *c, const struct cpu_gemm *g)
+void cpu_int8_gemm(struct cpu_ctx *c, const struct cpu_gemms *all)
 {
-    struct cpu_gemm part = *g;
-
-    for (uint32_t row = 0; row < g->n_rows; row += part.n_rows) {
-        part.n_rows = g->n_rows - row < CPU_INT8_ROWS ? g->n_rows - row : CPU_INT8_ROWS;
-        part.x = g->x + (size_t)row * g->ldx;
-        part.y = g->y + (size_t)row * g->ldy;
+    for (uint32_t row = 0; row < all->g[0].n_rows; row += CPU_INT8_ROWS) {
+        struct cpu_gemms part = cpu_gemms_rows(all, row, CPU_INT8_ROWS);
         gemm_rows(c, &part);
     }
 }

@@ -94,8 +94,11 @@ static void run_experts(struct bt_kctx *k, const struct round *r, const struct b
         if (n == 0) {
             continue;
         }
-        cpu_gemm(k, gate, moe->ffn_dim, x, moe->dim, moe->gate[e], NULL, n);
-        cpu_gemm(k, up, moe->ffn_dim, x, moe->dim, moe->up[e], NULL, n);
+        const struct bt_k_product both[] = {
+            {.y = gate, .ldy = moe->ffn_dim, .w = moe->gate[e]},
+            {.y = up, .ldy = moe->ffn_dim, .w = moe->up[e]},
+        };
+        cpu_gemm_all(k, both, 2, x, moe->dim, n);
         cpu_glu(k, gate, moe->ffn_dim, gate, moe->ffn_dim, up, moe->ffn_dim, n, moe->ffn_dim,
                 moe->act);
         cpu_gemm(k, x, moe->dim, gate, moe->ffn_dim, moe->down[e], NULL, n);

@@ -1,5 +1,6 @@
 /* Matrix products and embeddings for every weight format: dequantisation against formulas written here from the format's
- * description, sums against double precision, and equal bits on every instruction set, thread count and row count. */
+ * description, sums against double precision, and equal bits on every instruction set, thread count and row count, alone or
+ * with other products. */
 
 #include "tests/parity/kernel_parity.h"
 
@@ -269,6 +270,81 @@ static void test_groups(const struct pk *p, enum bt_dtype t, uint32_t n, uint32_
     bt_free(y);
 }
 
+/* Three products of the same x at once: each as it is alone. types[i], n[i]: of the i-th. g4 has its inputs
+ * in another order. */
+static void test_together(const struct pk *p, const enum bt_dtype types[3], const uint32_t n[3],
+                          uint32_t m, uint32_t k)
+{
+    const size_t ldx = k + 3;
+    float *x = pk_floats(m * ldx, -1, 1), *want[3], *y[3], *bias = pk_floats(n[0], -1, 1);
+    uint32_t *perm = bt_alloc(k * sizeof(*perm));
+    uint8_t *rows[3];
+
+    for (uint32_t i = 0; i < k; i++) {
+        perm[i] = (i * 7 + 3) % k;
+    }
+    for (int i = 0; i < 3; i++) {
+        rows[i] = random_rows(types[i], n[i], k);
+        want[i] = pk_floats(m * (n[i] + 5), -1, 1);
+        y[i] = bt_alloc(m * (n[i] + 5) * sizeof(float));
+    }
+    for (int c = 0; c < p->n; c++) {
+        struct bt_k_product all[3];
+        struct bt_kweight *w[3] = {NULL};
+        for (int i = 0; i < 3; i++) {
+            struct bt_k_weight_desc d = {.dtype = types[i],
+                                         .n_rows = n[i],
+                                         .n_cols = k,
+                                         .data = rows[i],
+                                         .for_gemm = true,
+                                         .perm = types[i] >= BT_DTYPE_G4 ? perm : NULL};
+            CHECK_EQ(bt_k_weight_create(p->k[c], &d, &w[i], NULL), BT_OK);
+            if (c == 0) {
+                bt_k_gemm(p->k[c], want[i], n[i] + 5, x, ldx, w[i], i == 0 ? bias : NULL, m);
+            }
+            memcpy(y[i], want[i], m * (n[i] + 5) * sizeof(float));
+            for (uint32_t r = 0; r < m; r++) {
+                memset(y[i] + r * (n[i] + 5), 0xff, n[i] * sizeof(float));
+            }
+            all[i] = (struct bt_k_product){
+                .y = y[i], .ldy = n[i] + 5, .w = w[i], .bias = i == 0 ? bias : NULL};
+        }
+        bt_k_gemm_all(p->k[c], all, 3, x, ldx, m);
+        for (int i = 0; i < 3; i++) {
+            pk_same(bt_k_numerics(p->k[c]), p, c, y[i], want[i], m * (n[i] + 5));
+            bt_k_weight_destroy(p->k[c], w[i]);
+        }
+    }
+    for (int i = 0; i < 3; i++) {
+        bt_free(rows[i]);
+        bt_free(want[i]);
+        bt_free(y[i]);
+    }
+    bt_free(x);
+    bt_free(bias);
+    bt_free(perm);
+}
+
+static void test_all_together(const char *numerics)
+{
+    static const enum bt_dtype types[][3] = {{BT_DTYPE_Q8_0, BT_DTYPE_Q8_0, BT_DTYPE_Q8_0},
+                                             {BT_DTYPE_Q4_K, BT_DTYPE_Q4_K, BT_DTYPE_Q6_K},
+                                             {BT_DTYPE_BF16, BT_DTYPE_BF16, BT_DTYPE_F32},
+                                             {BT_DTYPE_F32, BT_DTYPE_F16, BT_DTYPE_Q4_0},
+                                             {BT_DTYPE_Q4_0, BT_DTYPE_G4, BT_DTYPE_Q4_0}};
+    static const uint32_t n[][3] = {{576, 192, 192}, {17, 1, 40}, {100, 33, 500}};
+    static const uint32_t m[] = {1, 2, 8, 13, 70, 515};
+    struct pk p;
+
+    pk_open_as(&p, numerics);
+    for (size_t t = 0; t < sizeof(types) / sizeof(types[0]); t++) {
+        for (size_t i = 0; i < sizeof(m) / sizeof(m[0]); i++) {
+            test_together(&p, types[t], m[i] == 515 ? n[1] : n[(i + t) % 3], m[i], 256);
+        }
+    }
+    pk_close(&p);
+}
+
 static void test_bad_weights(struct bt_kctx *k)
 {
     uint8_t data[512] = {0};
@@ -324,5 +400,8 @@ int main(void)
     }
     test_bad_weights(p.k[0]);
     pk_close(&p);
+    test_all_together("cpu-f32");
+    test_all_together("cpu-int8");
+    test_all_together("cpu-bf16");
     return bt_test_done();
 }
