@@ -16,6 +16,7 @@
 #include <sys/statvfs.h>
 #include <time.h>
 #include <unistd.h>
+#include "base/assert.h"
 #include "base/buf.h"
 #include "base/clock.h"
 #include "base/hash.h"
@@ -422,6 +423,25 @@ void bt_panel_file_close(struct bt_panel_file *f)
 uint8_t *bt_panel_file_data(struct bt_panel_file *f)
 {
     return (uint8_t *)f->head + HEADER_BYTES;
+}
+
+bool bt_panel_file_put(struct bt_panel_file *f, size_t at, const void *data, size_t bytes)
+{
+    const uint8_t *p = data;
+
+    BT_ASSERT(!f->ready && at <= f->map_bytes - HEADER_BYTES &&
+              bytes <= f->map_bytes - HEADER_BYTES - at);
+    while (bytes > 0) {
+        ssize_t n = pwrite(f->fd, p, bytes, (off_t)(HEADER_BYTES + at));
+        if (n <= 0 && errno != EINTR) {
+            return false;
+        }
+        size_t done = n > 0 ? (size_t)n : 0;
+        p += done;
+        at += done;
+        bytes -= done;
+    }
+    return true;
 }
 
 bool bt_panel_file_ready(const struct bt_panel_file *f)

@@ -68,6 +68,11 @@ size_t bt_k_panel_bytes(struct bt_kctx *k, const struct bt_k_weight_desc *desc)
     return k->ops->panel_bytes != NULL ? k->ops->panel_bytes(k, desc) : 0;
 }
 
+const char *bt_k_panel_layout(const struct bt_kctx *k)
+{
+    return k->ops->panel_layout != NULL ? k->ops->panel_layout : "";
+}
+
 enum bt_status bt_k_weight_create(struct bt_kctx *k, const struct bt_k_weight_desc *desc,
                                   struct bt_kweight **out, struct bt_err *err)
 {

@@ -94,6 +94,10 @@ struct bt_k_weight_desc {
      * bt_k_weight_destroy. NULL: in memory of the backend's own. */
     void *panels;
     bool panels_ready; /* they hold the packed form of this weight already, and are not written */
+    /* Writes bytes of the packed form to `at` (from `panels` on), which is only read then; any thread. False: cannot be done,
+     * the weight is not created (BT_ERR_IO). NULL: `panels` is written as memory. */
+    bool (*put)(void *arg, size_t at, const void *data, size_t bytes);
+    void *put_arg;
 };
 
 /* One layer of a paged KV pool. A page's share of a layer is [K|V][n_kv_heads][page_tokens][head_dim] of dtype, contiguous,
@@ -147,6 +151,9 @@ enum bt_status bt_k_sync(struct bt_kctx *k) BT_NODISCARD; /* device faults surfa
 
 /* Bytes of the packed form that may lie in desc.panels; 0: this backend keeps it in memory of its own. */
 size_t bt_k_panel_bytes(struct bt_kctx *k, const struct bt_k_weight_desc *desc);
+/* Names the packed form: what is packed once serves every context of the same name, whatever its numerics class. Static
+ * storage; "" where panel_bytes is 0. */
+const char *bt_k_panel_layout(const struct bt_kctx *k);
 /* With panels_ready, a sample of them is compared with the weight: BT_ERR_PROTOCOL if they are of another weight or
  * another version of the layout. */
 enum bt_status bt_k_weight_create(struct bt_kctx *k, const struct bt_k_weight_desc *desc,

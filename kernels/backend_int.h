@@ -16,6 +16,7 @@ struct bt_backend_ops {
     void *(*host)(struct bt_kctx *k, void *dev);
     enum bt_status (*sync)(struct bt_kctx *k);
     size_t (*panel_bytes)(struct bt_kctx *k, const struct bt_k_weight_desc *desc); /* NULL: 0 */
+    const char *panel_layout; /* with panel_bytes */
     enum bt_status (*weight_create)(struct bt_kctx *k, const struct bt_k_weight_desc *desc,
                                     struct bt_kweight **out, struct bt_err *err);
     void (*weight_destroy)(struct bt_kctx *k, struct bt_kweight *w);

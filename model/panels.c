@@ -80,7 +80,7 @@ void bt_panels_open(struct bt_model *m, const struct bt_model_load_opts *o)
         use_own(m, bytes, o->panel_dir == NULL ? "no cache folder" : "small");
         return;
     }
-    bt_buf_addf(&key, "numerics %s\nfingerprint %016" PRIx64 "\n", bt_k_numerics(m->k),
+    bt_buf_addf(&key, "layout %s\nfingerprint %016" PRIx64 "\n", bt_k_panel_layout(m->k),
                 m->info.fingerprint);
     add_files(&key, m);
     const struct bt_panel_want want = {.dir = o->panel_dir,

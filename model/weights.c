@@ -349,6 +349,18 @@ static enum bt_status load_vector(struct bt_model *m, struct bt_slot *s, struct 
     return BT_OK;
 }
 
+struct put_at {
+    struct bt_panel_file *file;
+    size_t at;
+};
+
+static bool put_panels(void *arg, size_t at, const void *data, size_t bytes)
+{
+    const struct put_at *p = arg;
+
+    return bt_panel_file_put(p->file, p->at + at, data, bytes);
+}
+
 /* One slot's device form; at: its place among the packed ones. */
 static enum bt_status load_slot(struct bt_model *m, struct bt_slot *s, size_t at,
                                 struct bt_err *err)
@@ -357,12 +369,14 @@ static enum bt_status load_slot(struct bt_model *m, struct bt_slot *s, size_t at
         return load_vector(m, s, err);
     }
     struct bt_k_weight_desc d = bt_slot_desc(s);
-
+    struct put_at put = {.file = m->panels, .at = at};
     uint8_t *base = m->panels != NULL ? bt_panel_file_data(m->panels) : m->own_panels;
 
     if (base != NULL && bt_panels_bytes(m, s) > 0) {
         d.panels = base + at;
         d.panels_ready = m->packed.reused;
+        d.put = m->panels != NULL && !m->packed.reused ? put_panels : NULL;
+        d.put_arg = &put;
     }
     void *rows = NULL;
     enum bt_status st = s->quant != NULL ? bt_quant_rows(s->quant, &rows, err) : BT_OK;
@@ -413,19 +427,27 @@ enum bt_status bt_model_load(struct bt_model *m, struct bt_kctx *k,
     const struct bt_model_load_opts *o = opts != NULL ? opts : &none;
 
     BT_ASSERT(m->k == NULL);
-    /* A cache file of other weights, or of an older layout, is thrown out and made anew: once. */
+    struct bt_model_load_opts with = *o;
+    /* A cache file of other weights, or of an older layout, is thrown out and made anew: once. One that cannot be written is
+     * done without. */
     for (int attempt = 0;; attempt++) {
         m->k = k;
-        bt_panels_open(m, o);
-        enum bt_status st = load_slots(m, o, err);
+        bt_panels_open(m, &with);
+        enum bt_status st = load_slots(m, &with, err);
+        if (st == BT_OK && with.panel_dir == NULL && o->panel_dir != NULL) {
+            (void)snprintf(m->packed.note, sizeof(m->packed.note), "%s",
+                           "the cache file could not be written");
+        }
         if (st == BT_OK) {
             return BT_OK;
         }
         bool wrong = st == BT_ERR_PROTOCOL && m->packed.reused;
+        bool unwritten = st == BT_ERR_IO && m->packed.shared;
         bt_weights_unload(m, wrong);
-        if (!wrong || attempt > 0) {
+        if ((!wrong && !unwritten) || attempt > 0) {
             return st;
         }
+        with.panel_dir = unwritten ? NULL : with.panel_dir;
     }
 }
 

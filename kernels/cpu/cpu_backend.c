@@ -154,6 +154,7 @@ static const struct bt_backend_ops cpu_ops = {
     .host = cpu_host,
     .sync = cpu_sync,
     .panel_bytes = cpu_panel_memory,
+    .panel_layout = "cpu 16",
     .weight_create = cpu_weight_create,
     .weight_destroy = cpu_weight_destroy,
     .embed = cpu_embed,

@@ -3,8 +3,11 @@
 
 #include "kernels/cpu/cpu_int.h"
 
+#include <stdatomic.h>
 #include <string.h>
 #include "base/mem.h"
+
+#define PUT_BYTES (size_t)(256U * 1024) /* handed over at once: within the second-level cache */
 
 size_t cpu_panel_bytes(enum bt_dtype dtype, uint32_t n_cols, uint32_t shift)
 {
@@ -40,32 +43,79 @@ struct pack {
     uint32_t n_cols;
 };
 
-static void pack_f32(const struct pack *p)
+typedef uint32_t words4 __attribute__((vector_size(16)));
+
+/* n words (a multiple of 4) of 4 columns, in[i] being column c + i: they meet in out[n][16]. flip: bits to turn. */
+static void put_columns4(uint8_t *out, const uint8_t *const in[4], uint32_t n, uint32_t flip)
+{
+    for (uint32_t w = 0; w < n; w += 4) {
+        words4 r[4];
+        for (int i = 0; i < 4; i++) {
+            memcpy(&r[i], in[i] + (size_t)w * 4, sizeof(r[i]));
+            r[i] ^= flip;
+        }
+        words4 low01 = __builtin_shufflevector(r[0], r[1], 0, 4, 1, 5),
+               low23 = __builtin_shufflevector(r[2], r[3], 0, 4, 1, 5),
+               high01 = __builtin_shufflevector(r[0], r[1], 2, 6, 3, 7),
+               high23 = __builtin_shufflevector(r[2], r[3], 2, 6, 3, 7);
+        r[0] = __builtin_shufflevector(low01, low23, 0, 1, 4, 5);
+        r[1] = __builtin_shufflevector(low01, low23, 2, 3, 6, 7);
+        r[2] = __builtin_shufflevector(high01, high23, 0, 1, 4, 5);
+        r[3] = __builtin_shufflevector(high01, high23, 2, 3, 6, 7);
+        for (uint32_t i = 0; i < 4; i++) {
+            memcpy(out + (size_t)(w + i) * 64, &r[i], sizeof(r[i]));
+        }
+    }
+}
+
+/* n 32-bit words of every column, from byte `at` of its row on, to out[n][16]. */
+static void put_words(const struct pack *p, uint8_t *out, size_t at, uint32_t n, uint32_t flip)
+{
+    uint32_t c = 0;
+
+    for (; c < CPU_PANEL && n % 4 == 0 && p->rows[c + 3] != NULL; c += 4) {
+        const uint8_t *const in[4] = {p->rows[c] + at, p->rows[c + 1] + at, p->rows[c + 2] + at,
+                                      p->rows[c + 3] + at};
+        put_columns4(out + (size_t)c * 4, in, n, flip);
+    }
+    for (; c < CPU_PANEL && p->rows[c] != NULL; c++) {
+        for (uint32_t w = 0; w < n; w++) {
+            uint32_t word;
+            memcpy(&word, p->rows[c] + at + (size_t)w * 4, 4);
+            word ^= flip;
+            memcpy(out + ((size_t)w * CPU_PANEL + c) * 4, &word, 4);
+        }
+    }
+}
+
+/* n words of all of the row, a cache line of each column at a time. */
+static void pack_words(const struct pack *p, uint32_t n)
+{
+    for (uint32_t w = 0; w < n; w += 16) {
+        put_words(p, p->out + (size_t)w * 64, (size_t)w * 4, n - w < 16 ? n - w : 16, 0);
+    }
+}
+
+static void pack_f16(const struct pack *p)
 {
     for (uint32_t k0 = 0; k0 < p->n_cols; k0 += CPU_BLOCK) {
         uint32_t k1 = p->n_cols - k0 < CPU_BLOCK ? p->n_cols : k0 + CPU_BLOCK;
         for (uint32_t c = 0; c < CPU_PANEL && p->rows[c] != NULL; c++) {
             for (uint32_t k = k0; k < k1; k++) {
-                memcpy(p->out + ((size_t)k * CPU_PANEL + c) * 4, p->rows[c] + (size_t)k * 4, 4);
+                memcpy(p->out + ((size_t)k * CPU_PANEL + c) * 2, p->rows[c] + (size_t)k * 2, 2);
             }
         }
     }
 }
 
-/* pair: two k side by side in a column's 32-bit word. */
-static void pack_u16(const struct pack *p, bool pair)
+/* Two k side by side in a column's word; of an odd K the last one alone. */
+static void pack_bf16(const struct pack *p)
 {
-    uint16_t *out = (uint16_t *)(void *)p->out;
+    const uint32_t n = p->n_cols / 2;
 
-    for (uint32_t k0 = 0; k0 < p->n_cols; k0 += CPU_BLOCK) {
-        uint32_t k1 = p->n_cols - k0 < CPU_BLOCK ? p->n_cols : k0 + CPU_BLOCK;
-        for (uint32_t c = 0; c < CPU_PANEL && p->rows[c] != NULL; c++) {
-            for (uint32_t k = k0; k < k1; k++) {
-                size_t at = pair ? ((size_t)(k / 2) * CPU_PANEL + c) * 2 + k % 2
-                                 : (size_t)k * CPU_PANEL + c;
-                memcpy(&out[at], p->rows[c] + (size_t)k * 2, 2);
-            }
-        }
+    pack_words(p, n);
+    for (uint32_t c = 0; p->n_cols % 2 != 0 && c < CPU_PANEL && p->rows[c] != NULL; c++) {
+        memcpy(p->out + ((size_t)n * CPU_PANEL + c) * 4, p->rows[c] + (size_t)n * 4, 2);
     }
 }
 
@@ -108,13 +158,11 @@ static void pack_q4(const struct pack *p, uint32_t n_scales, bool high)
 
     for (uint32_t b = 0; b < p->n_cols / CPU_BLOCK; b++) {
         uint8_t *out = p->out + b * out_bytes;
+        put_words(p, out + (size_t)n_scales * 32, b * in_bytes + q_at, 4, 0);
         for (uint32_t c = 0; c < CPU_PANEL && p->rows[c] != NULL; c++) {
             const uint8_t *in = p->rows[c] + b * in_bytes;
             for (uint32_t s = 0; s < n_scales; s++) {
                 memcpy(out + s * 32 + c * 2, in + s * 2, 2);
-            }
-            for (uint32_t i = 0; i < 4; i++) {
-                memcpy(out + n_scales * 32 + i * 64 + c * 4, in + q_at + i * 4, 4);
             }
             if (high) {
                 uint8_t q[CPU_BLOCK];
@@ -161,15 +209,9 @@ static void pack_q8_0(const struct pack *p)
 {
     for (uint32_t b = 0; b < p->n_cols / CPU_BLOCK; b++) {
         uint8_t *out = p->out + (size_t)b * 544;
+        put_words(p, out + 32, (size_t)b * 34 + 2, 8, 0x80808080U); /* + 128 in each byte */
         for (uint32_t c = 0; c < CPU_PANEL && p->rows[c] != NULL; c++) {
-            const uint8_t *in = p->rows[c] + (size_t)b * 34;
-            memcpy(out + c * 2, in, 2);
-            for (uint32_t i = 0; i < 8; i++) {
-                uint32_t word;
-                memcpy(&word, in + 2 + 4 * i, 4);
-                word ^= 0x80808080U; /* + 128 in each byte */
-                memcpy(out + 32 + i * 64 + c * 4, &word, 4);
-            }
+            memcpy(out + c * 2, p->rows[c] + (size_t)b * 34, 2);
         }
     }
 }
@@ -285,13 +327,13 @@ static void pack_panel(const struct pack *p, const struct cpu_weight *w)
         pack_grouped(p, w->dtype, w->group_shift);
         break;
     case BT_DTYPE_F32:
-        pack_f32(p);
+        pack_words(p, p->n_cols);
         break;
     case BT_DTYPE_F16:
-        pack_u16(p, false);
+        pack_f16(p);
         break;
     case BT_DTYPE_BF16:
-        pack_u16(p, true);
+        pack_bf16(p);
         break;
     case BT_DTYPE_Q4_0:
     case BT_DTYPE_IQ4_NL:
@@ -317,7 +359,8 @@ static void pack_panel(const struct pack *p, const struct cpu_weight *w)
 
 struct pack_run {
     const struct cpu_weight *w;
-    const uint8_t *data;
+    const struct bt_k_weight_desc *desc;
+    _Atomic int failed; /* an enum bt_status */
 };
 
 /* out: zeroed, panel_bytes. */
@@ -327,7 +370,8 @@ static void pack_one(const struct pack_run *run, uint32_t panel, uint8_t *out)
     struct pack p = {.out = out, .n_cols = w->n_cols};
 
     for (uint32_t c = 0; c < CPU_PANEL && panel * CPU_PANEL + c < w->n_rows; c++) {
-        p.rows[c] = run->data + (size_t)(panel * CPU_PANEL + c) * w->raw_row_bytes;
+        p.rows[c] =
+            (const uint8_t *)run->desc->data + (size_t)(panel * CPU_PANEL + c) * w->raw_row_bytes;
     }
     pack_panel(&p, w);
 }
@@ -339,6 +383,31 @@ static void pack_range(void *arg, uint32_t first, uint32_t last)
     for (uint32_t panel = first; panel < last; panel++) {
         pack_one(run, panel, run->w->packed + panel * run->w->panel_bytes);
     }
+}
+
+/* By way of memory of its own that stays in the caches, some panels at a time. */
+static void pack_and_put(void *arg, uint32_t first, uint32_t last)
+{
+    struct pack_run *run = arg;
+    const size_t bytes = run->w->panel_bytes, most = PUT_BYTES / bytes;
+    const uint32_t step = most == 0 ? 1 : most < last - first ? (uint32_t)most : last - first;
+    uint8_t *panels = bt_alloc_aligned(64, step * bytes);
+
+    for (uint32_t at = first; at < last && panels != NULL && atomic_load(&run->failed) == BT_OK;
+         at += step) {
+        const uint32_t n = last - at < step ? last - at : step;
+        memset(panels, 0, n * bytes);
+        for (uint32_t i = 0; i < n; i++) {
+            pack_one(run, at + i, panels + i * bytes);
+        }
+        if (!run->desc->put(run->desc->put_arg, at * bytes, panels, n * bytes)) {
+            atomic_store(&run->failed, BT_ERR_IO);
+        }
+    }
+    if (panels == NULL) {
+        atomic_store(&run->failed, BT_ERR_NOMEM);
+    }
+    bt_free(panels);
 }
 
 /* The first and the last panel are what packing would make today. */
@@ -407,7 +476,7 @@ static enum bt_status copy_perm(struct cpu_ctx *c, struct cpu_weight *w,
 static enum bt_status pack_weight(struct cpu_ctx *c, struct cpu_weight *w,
                                   const struct bt_k_weight_desc *desc, struct bt_err *err)
 {
-    struct pack_run run = {.w = w, .data = desc->data};
+    struct pack_run run = {.w = w, .desc = desc};
     bool fits = bt_mul_size(w->n_panels, w->panel_bytes, &w->packed_bytes);
 
     w->borrowed = desc->panels != NULL;
@@ -420,8 +489,12 @@ static enum bt_status pack_weight(struct cpu_ctx *c, struct cpu_weight *w,
     if (w->borrowed && desc->panels_ready) {
         return check_ready(&run, err);
     }
-    cpu_for_range(c, w->n_panels, (size_t)w->n_cols * CPU_PANEL, pack_range, &run);
-    return BT_OK;
+    cpu_for_range(c, w->n_panels, (size_t)w->n_cols * CPU_PANEL,
+                  desc->put != NULL ? pack_and_put : pack_range, &run);
+    enum bt_status st = (enum bt_status)atomic_load(&run.failed);
+    return st == BT_OK ? BT_OK
+                       : bt_err_set(err, st, "its packed form could not be written%s",
+                                    st == BT_ERR_NOMEM ? ": out of memory" : "");
 }
 
 size_t cpu_panel_memory(struct bt_kctx *k, const struct bt_k_weight_desc *desc)

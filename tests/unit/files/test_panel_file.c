@@ -30,6 +30,17 @@ static void fill(struct bt_panel_file *f, uint8_t seed)
     }
 }
 
+/* The same bytes by writing, from `at` on. */
+static void fill_from(struct bt_panel_file *f, uint8_t seed, size_t at)
+{
+    uint8_t bytes[BYTES];
+
+    for (size_t i = 0; i < BYTES; i++) {
+        bytes[i] = (uint8_t)(seed + i % 251);
+    }
+    CHECK(bt_panel_file_put(f, at, bytes + at, BYTES - at));
+}
+
 static bool holds(struct bt_panel_file *f, uint8_t seed)
 {
     const uint8_t *p = bt_panel_file_data(f);
@@ -58,6 +69,9 @@ static void test_fill_and_share(void)
     CHECK(!bt_panel_file_ready(f));
     (void)snprintf(path, sizeof(path), "%s", bt_panel_file_path(f));
     fill(f, 1);
+    CHECK(bt_panel_file_put(f, BYTES - 3, "put", 3)); /* seen through the mapping */
+    CHECK(memcmp(bt_panel_file_data(f) + BYTES - 3, "put", 3) == 0);
+    fill_from(f, 1, BYTES - 3);
     bt_panel_file_progress(f, BYTES);
     CHECK_EQ(bt_panel_file_publish(f, &err), BT_OK);
     CHECK(bt_panel_file_ready(f));

@@ -88,6 +88,18 @@ int main(void)
     CHECK(p.shared && p.reused);
     CHECK(memcmp(own, first, sizeof(own)) == 0 && memcmp(own, second, sizeof(own)) == 0);
 
+    /* What is packed does not depend on the numerics class: one file for all of them. */
+    struct bt_kctx *const f32 = kctx;
+    for (int i = 1; i < 3; i++) {
+        const struct bt_k_opts opts = {.n_threads = 1, .numerics = bt_k_classes[i]};
+        CHECK_EQ(bt_k_create_cpu(&opts, &kctx, &err), BT_OK);
+        p = answer(model, 0, third);
+        CHECK(p.shared && p.reused);
+        bt_k_destroy(kctx);
+    }
+    kctx = f32;
+    CHECK_EQ(count_files(path), 1);
+
     flip_byte(path, HEADER); /* the first weight's first panel */
     p = answer(model, 0, third);
     CHECK(p.shared && !p.reused);
