@@ -284,7 +284,7 @@ static void test_together(const struct pk *p, const enum bt_dtype types[3], cons
         perm[i] = (i * 7 + 3) % k;
     }
     for (int i = 0; i < 3; i++) {
-        rows[i] = random_rows(types[i], n[i], k);
+        rows[i] = pk_random_rows(types[i], n[i], k);
         want[i] = pk_floats(m * (n[i] + 5), -1, 1);
         y[i] = bt_alloc(m * (n[i] + 5) * sizeof(float));
     }
