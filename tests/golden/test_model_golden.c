@@ -19,8 +19,7 @@
 enum { PROMPT_MAX = 1024, VOCAB_MAX = 4096 };
 
 static struct bt_kctx *kctx;
-static const char *backend =
-    "cpu"; /* --backend NAME: another one; files are exported by the CPU only */
+static const char *backend = "cpu"; /* --backend NAME: another one, committed models only */
 
 static uint32_t read_ids(const json_t *list, uint32_t *ids)
 {
@@ -370,9 +369,10 @@ int main(int argc, char **argv)
     struct bt_k_opts opts = {.n_threads = 2, .isa = "auto"};
     struct bt_err err = {0};
 
-    if (argc == 3 && strcmp(argv[1], "--backend") == 0) {
+    if (argc >= 3 && strcmp(argv[1], "--backend") == 0) {
         backend = argv[2];
-        argc = 1;
+        argv += 2;
+        argc -= 2;
     }
     enum bt_status st = bt_k_create(backend, &opts, &kctx, &err);
 
@@ -387,8 +387,10 @@ int main(int argc, char **argv)
         int n = scan_committed("tests/golden/models");
         CHECK(n > 0);
         printf("%d committed models\n", n);
-        scan_shared("../shared/data/models", "../shared/data/reference/models");
-        check_stories();
+        if (strcmp(backend, "cpu") == 0) { /* an emulated device is too slow for the larger ones */
+            scan_shared("../shared/data/models", "../shared/data/reference/models");
+            check_stories();
+        }
         (void)rmdir(bt_temp_dir());
     }
     bt_k_destroy(kctx);
