@@ -100,7 +100,7 @@ struct cpu_int8 {
     /* 32-bit words that a block of one row of x takes, at most CPU_INT8_WORDS. */
     uint32_t (*row_words)(enum bt_dtype dtype);
     void (*quantise)(const struct cpu_int8_run *r, uint32_t tile0, uint32_t tile1);
-    /* All rows (one tile of at most gemv_rows_max), panels [p0, p1). */
+    /* All rows (at most gemv_rows_max), panels [p0, p1). */
     void (*gemv)(const struct cpu_int8_run *r, uint32_t p0, uint32_t p1);
     /* scratch: CPU_SCRATCH_GEMM floats. */
     void (*gemm)(const struct cpu_int8_run *r, uint32_t tile0, uint32_t tile1, uint32_t p0,

@@ -55,7 +55,7 @@ static void gemm_rows(struct cpu_ctx *c, const struct cpu_gemms *all)
 {
     const struct cpu_gemm *g = &all->g[0];
     const uint32_t height = c->int8->tile_rows_max;
-    uint32_t tiles = g->n_rows <= c->int8->gemv_rows_max ? 1 : (g->n_rows + height - 1) / height;
+    uint32_t tiles = (g->n_rows + height - 1) / height;
     uint32_t rows =
         (g->n_rows + tiles - 1) / tiles; /* even, so that no tile has but a row or two */
     size_t tile_bytes = (size_t)rows * (g->w->n_cols / CPU_BLOCK) *

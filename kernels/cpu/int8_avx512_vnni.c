@@ -14,11 +14,10 @@
     X(KIND, 3)                                                                                     \
     X(KIND, 4)                                                                                     \
     X(KIND, 5) X(KIND, 6) X(KIND, 7) X(KIND, 8) X(KIND, 9) X(KIND, 10) X(KIND, 11) X(KIND, 12)
-#define I8_KB            16
-#define I8_ROWS_MAX      12
-#define I8_GEMV_ROWS_MAX 8
-#define I8_GEMV_AHEAD    256
-#define I8_GEMV_ROWS(T)                                                                            \
+#define I8_CHAINS_MAX     12
+#define I8_GEMV_ROWS_MAX  8
+#define I8_GEMV_AHEAD(MR) ((MR) <= 4 ? 256 : 2048)
+#define I8_GEMV_TILES(T)                                                                           \
     I8_GEMV_CASE(1, T)                                                                             \
     I8_GEMV_CASE(2, T)                                                                             \
     I8_GEMV_CASE(3, T)                                                                             \
