@@ -24,9 +24,9 @@
 #define BATCH    8U
 #define PIECES   64U
 
-static struct bt_kctx *k, *k_bf16; /* classes cpu-f32, cpu-bf16 */
+static struct bt_kctx *k, *k_bf16, *k_int8; /* classes cpu-f32, cpu-bf16, cpu-int8 */
 static float *x, *y, *norm, *logits;
-static struct bt_kweight *weights[BT_DTYPE_COUNT], *weight_bf16;
+static struct bt_kweight *weights[BT_DTYPE_COUNT], *weights_int8[BT_DTYPE_COUNT], *weight_bf16;
 static struct bt_k_kv kv;
 static uint32_t pages[CONTEXT / PAGE];
 static struct bt_sampler *sampler;
@@ -90,6 +90,11 @@ static void gemm_rounded(uint32_t rows)
     bt_k_gemm(k_bf16, y, N_DIM, x, K_DIM, weight_bf16, NULL, rows);
 }
 
+static void gemm_int8(enum bt_dtype t, uint32_t rows)
+{
+    bt_k_gemm(k_int8, y, N_DIM, x, K_DIM, weights_int8[t], NULL, rows);
+}
+
 static void attention(uint32_t n)
 {
     struct bt_k_span span = {.n = n, .pos = CONTEXT - n, .pages = pages};
@@ -136,6 +141,11 @@ static void sample(float temperature, uint32_t top_k, float top_p, float penalty
     W(gemv_q6_k, gemm(BT_DTYPE_Q6_K, 1))                                                           \
     W(gemm_bf16_rounded, gemm_rounded(ROWS))                                                       \
     W(gemv_bf16_rounded, gemm_rounded(1))                                                          \
+    W(gemm_int8_q8_0, gemm_int8(BT_DTYPE_Q8_0, ROWS))                                              \
+    W(gemm_int8_q4_0, gemm_int8(BT_DTYPE_Q4_0, ROWS))                                              \
+    W(gemm_int8_q6_k, gemm_int8(BT_DTYPE_Q6_K, ROWS))                                              \
+    W(gemv_int8_q8_0, gemm_int8(BT_DTYPE_Q8_0, 1))                                                 \
+    W(gemv_int8_q4_0, gemm_int8(BT_DTYPE_Q4_0, 1))                                                 \
     W(attention_prompt, attention(64))                                                             \
     W(attention_decode, attention(1))                                                              \
     W(rmsnorm, bt_k_rmsnorm(k, y, K_DIM, x, K_DIM, norm, 0, 1e-6F, ROWS, 1, K_DIM))                \
@@ -244,6 +254,7 @@ static void prepare(void)
     }
     for (int t = 0; t < BT_DTYPE_COUNT; t++) {
         weights[t] = weight(k, (enum bt_dtype)t);
+        weights_int8[t] = weight(k_int8, (enum bt_dtype)t);
     }
     weight_bf16 = weight(k_bf16, BT_DTYPE_BF16);
     kv = (struct bt_k_kv){.page_stride = 2UL * KV_HEADS * PAGE * HEAD_DIM * sizeof(uint16_t),
@@ -269,11 +280,12 @@ static void prepare(void)
 int main(void)
 {
     struct bt_k_opts o = {.isa = "avx2", .n_threads = 1},
-                     rounded = {.isa = "avx2", .n_threads = 1, .numerics = "cpu-bf16"};
+                     bf16 = {.isa = "avx2", .n_threads = 1, .numerics = "cpu-bf16"},
+                     int8 = {.isa = "avx2", .n_threads = 1, .numerics = "cpu-int8"};
     struct bt_err err = {0};
 
-    if (bt_k_create_cpu(&o, &k, &err) != BT_OK ||
-        bt_k_create_cpu(&rounded, &k_bf16, &err) != BT_OK) {
+    if (bt_k_create_cpu(&o, &k, &err) != BT_OK || bt_k_create_cpu(&bf16, &k_bf16, &err) != BT_OK ||
+        bt_k_create_cpu(&int8, &k_int8, &err) != BT_OK) {
         printf("skipped: %s\n", err.msg);
         return 77;
     }
