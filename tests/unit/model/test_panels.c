@@ -5,6 +5,8 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <signal.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include "tests/check.h"
 #include "tests/model_run.h"
@@ -14,11 +16,13 @@ enum { LEN = 9, HEADER = 4096, PATH_BYTES = 1024 };
 
 static struct bt_kctx *kctx;
 static char dir[512];
+static void (*progress)(void *arg, double fraction); /* of the next loads */
 
 /* Loads, computes one prompt, tells what the cache did. */
 static struct bt_model_packed answer(const char *path, uint64_t bytes_min, float *logits)
 {
-    const struct bt_model_load_opts load = {.panel_dir = dir, .panel_bytes_min = bytes_min};
+    const struct bt_model_load_opts load = {
+        .panel_dir = dir, .panel_bytes_min = bytes_min, .progress = progress};
     static const uint32_t prompt[LEN] = {1, 5, 9, 13, 17, 21, 25, 29, 33};
     struct bt_model_run r = {.k = kctx};
     struct bt_model_packed packed;
@@ -61,6 +65,41 @@ static void flip_byte(const char *path, off_t at)
     byte ^= 0x40;
     CHECK_EQ(pwrite(fd, &byte, 1, at), 1);
     (void)close(fd);
+}
+
+static void set_file_limit(rlim_t bytes)
+{
+    struct rlimit limit;
+
+    CHECK_EQ(getrlimit(RLIMIT_FSIZE, &limit), 0);
+    limit.rlim_cur = bytes < limit.rlim_max ? bytes : limit.rlim_max;
+    CHECK_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
+}
+
+static void no_more_writing(void *arg, double fraction)
+{
+    (void)arg;
+    (void)fraction;
+    set_file_limit(HEADER);
+}
+
+/* The cache file has its size and its first weight when it can no longer be written. */
+static void test_file_that_cannot_be_written(const char *model, const float *own)
+{
+    float logits[TINY_VOCAB];
+    char path[PATH_BYTES];
+
+    (void)signal(SIGXFSZ, SIG_IGN);
+    progress = no_more_writing;
+    struct bt_model_packed p = answer(model, 0, logits);
+    progress = NULL;
+    set_file_limit(RLIM_INFINITY);
+    CHECK(!p.shared && !p.reused && strstr(p.note, "could not be written") != NULL);
+    CHECK(memcmp(own, logits, sizeof(logits)) == 0);
+    CHECK(!answer(model, 0, logits).reused);
+    CHECK(answer(model, 0, logits).reused);
+    CHECK_EQ(count_files(path), 1);
+    bt_temp_remove_folder(dir);
 }
 
 int main(void)
@@ -113,6 +152,7 @@ int main(void)
     CHECK_EQ(count_files(path), 2);
 
     bt_temp_remove_folder(dir);
+    test_file_that_cannot_be_written(model, own);
 
     /* A folder that cannot be: in memory of its own, and it says why. */
     (void)snprintf(dir, sizeof(dir), "/proc/nowhere");
