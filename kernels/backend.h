@@ -1,8 +1,8 @@
 #ifndef BT_KERNELS_BACKEND_H
 #define BT_KERNELS_BACKEND_H
 
-/* The backend table: everything that model/ and engine/ may ask of a device. One table per backend (cpu/, later
- * cuda/ and emulated/). `bt_k_` functions below call through the context's table.
+/* The backend table: everything that model/ and engine/ may ask of a device. One table per backend (cpu/,
+ * cuda/). `bt_k_` functions below call through the context's table.
  *
  * Memory: "device pointer" means memory from bt_k_alloc: arithmetic on it is legal, only the backend dereferences
  * it (bt_k_host tells the host address where there is one). "host pointer" is ordinary memory, borrowed for the call.
