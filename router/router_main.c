@@ -367,7 +367,11 @@ static enum bt_status start(struct program *p, struct bt_err *err)
         st = bt_router_model_load(p->cfg.model, &p->model, err);
     }
     if (st == BT_OK && (bt_net_loop_create(&p->router.loop) != BT_OK || start_core(p) != BT_OK)) {
-        st = bt_err_set(err, BT_ERR_NOMEM, "out of memory");
+        st = bt_err_set(err, BT_ERR_NOMEM,
+                        "out of memory, or of address space: %u sequences (--seqs-max) reserve "
+                        "%u MiB each",
+                        (unsigned)p->cfg.seqs_max,
+                        (unsigned)(BT_SESSION_TOKENS_MAX * sizeof(uint32_t) >> 20));
     }
     if (st == BT_OK && p->cfg.request_log != NULL) {
         st = start_request_log(p, err);
