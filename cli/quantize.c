@@ -187,7 +187,7 @@ static enum bt_status to_folder(const char *model, const struct quantize_cfg *cf
     enum bt_status st = BT_OK;
 
     if (t > BT_DTYPE_BF16 || is_dir(model)) {
-        st = bt_err_set(err, BT_ERR_INVALID, "--hf needs a GGUF file, and --to f32, f16 or bf16");
+        st = bt_err_set(err, BT_ERR_INVALID, "--hf needs a GGUF file and --to f32, f16 or bf16 (default: int8)");
     }
     st = st == BT_OK ? bt_model_open(model, &m, err) : st;
     st = st == BT_OK ? bt_gguf_open(model, &g, err) : st;
@@ -243,6 +243,30 @@ static enum bt_status quantize(const char *model, const struct quantize_cfg *cfg
     return st;
 }
 
+/* Nothing that is there is lost unasked, and no work is done for a name that cannot be. */
+static enum bt_status check_target(const char *model, const struct quantize_cfg *cfg,
+                                   struct bt_err *err)
+{
+    struct bt_buf config = {0};
+    struct stat in, out;
+    enum bt_status st = BT_OK;
+
+    if (cfg->out != NULL && cfg->hf != NULL) {
+        st = bt_err_set(err, BT_ERR_INVALID, "--out and --hf: only one of them");
+    } else if (cfg->out != NULL && is_dir(cfg->out)) {
+        st = bt_err_set(err, BT_ERR_INVALID, "--out %s: is a folder", cfg->out);
+    } else if (cfg->out != NULL && stat(model, &in) == 0 && stat(cfg->out, &out) == 0 &&
+               in.st_dev == out.st_dev && in.st_ino == out.st_ino) {
+        st = bt_err_set(err, BT_ERR_INVALID, "--out %s: is the model itself", cfg->out);
+    } else if (cfg->hf != NULL && !bt_buf_addf(&config, "%s/config.json", cfg->hf)) {
+        st = bt_err_set(err, BT_ERR_NOMEM, "out of memory");
+    } else if (cfg->hf != NULL && stat(config.data, &out) == 0) {
+        st = bt_err_set(err, BT_ERR_INVALID, "--hf %s: holds a model already", cfg->hf);
+    }
+    bt_buf_fini(&config);
+    return st;
+}
+
 int bt_cli_quantize(int argc, char **argv)
 {
     const struct bt_prog prog = {
@@ -271,6 +295,9 @@ int bt_cli_quantize(int argc, char **argv)
     }
     if (!res.exit_now && res.n_positional != 1) {
         fprintf(stderr, "baton quantize: one MODEL is needed; --help says more\n");
+        rc = 2;
+    } else if (!res.exit_now && check_target(res.positional[0], &cfg, &err) != BT_OK) {
+        fprintf(stderr, "baton quantize: %s\n", err.msg);
         rc = 2;
     } else if (!res.exit_now &&
                (cfg.hf != NULL ? to_folder : quantize)(res.positional[0], &cfg, &err) != BT_OK) {

@@ -104,6 +104,22 @@ def test_directory_from_gguf(text, tmp_path):
     assert "config.json" not in (os.listdir(tmp_path / "no") if (tmp_path / "no").exists() else [])
 
 
+def test_nothing_is_overwritten_unasked(tmp_path):
+    gguf, folder = tmp_path / "a.gguf", tmp_path / "hf"
+    assert run("quantize", tiny("llama"), "--to", "f32", "--out", gguf).returncode == 0
+    before = gguf.read_bytes()
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    for args, message in (([gguf, "--out", gguf], "is the model itself"), ([gguf, "--out", tmp_path], "is a folder"),
+                          ([gguf, "--to", "f32", "--hf", folder], "holds a model already"),
+                          ([gguf, "--to", "f32", "--hf", tmp_path / "x", "--out", tmp_path / "y"], "only one of them")):
+        p = run("quantize", *args)
+        assert p.returncode == 2 and message in p.stderr, args
+    assert gguf.read_bytes() == before
+    assert (folder / "config.json").read_text() == "{}"
+    assert sorted(os.listdir(tmp_path)) == ["a.gguf", "hf"]
+
+
 def test_default_name(tmp_path):
     assert run("quantize", tiny("llama"), "--to", "q8_0", cwd=tmp_path).returncode == 0
     assert os.listdir(tmp_path) == ["llama-q8_0.gguf"]
