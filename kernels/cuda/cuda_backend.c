@@ -66,7 +66,9 @@ static void *cuda_alloc(struct bt_kctx *k, size_t bytes)
     if (cudaMallocManaged(&p, bytes > 0 ? bytes : 1, cudaMemAttachGlobal) != cudaSuccess) {
         return NULL;
     }
-    if (!cuda_ok(c, cudaMemsetAsync(p, 0, bytes, c->stream), "zeros")) {
+    /* It may be written from elsewhere as soon as it is handed out. */
+    if (!cuda_ok(c, cudaMemsetAsync(p, 0, bytes, c->stream), "zeros") ||
+        !cuda_ok(c, cudaStreamSynchronize(c->stream), "zeros")) {
         (void)cuda_ok(c, cudaFree(p), "device memory");
         return NULL;
     }
@@ -174,6 +176,12 @@ static enum bt_status choose_device(uint32_t device, struct cudaDeviceProp *prop
         st = bt_err_set(err, BT_ERR_UNSUPPORTED,
                         "CUDA device %u, %s, has compute capability %d.%d; 8.0 or newer is needed",
                         device, prop->name, prop->major, prop->minor);
+    }
+    if (st == BT_OK && !prop->concurrentManagedAccess) {
+        st = bt_err_set(err, BT_ERR_UNSUPPORTED,
+                        "CUDA device %u, %s, does not share managed memory with the host while it "
+                        "computes; the KV pages lie in such memory",
+                        device, prop->name);
     }
     return st;
 }

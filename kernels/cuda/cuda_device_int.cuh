@@ -3,7 +3,7 @@
 
 /* What kernels may use of CUDA, so that the same source is compiled by nvcc for a device and by a C++ compiler for the
  * emulation (emulation/emu_block_int.h): the built-in indices, __syncthreads, shared memory through shared_as and
- * shared_ptr, warp_value, and BT_LAUNCH. Whatever else a kernel needs gets a twin here first. */
+ * shared_ptr, and BT_LAUNCH. Whatever else a kernel needs gets a twin here first. */
 
 #include "kernels/cuda/cuda_int.h"
 

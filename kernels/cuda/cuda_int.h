@@ -70,7 +70,7 @@ struct cuda_weight {
 #define CUDA_RING_HALF ((size_t)32 << 20)
 struct cuda_upload {
     uint8_t *host, *dev;   /* [2 * CUDA_RING_HALF] */
-    size_t at;             /* next free byte */
+    size_t half, at;       /* of the ring, now; next free byte, at most the half's end */
     cudaEvent_t passed[2]; /* the last copy out of each half */
     bool pending[2];
     struct {

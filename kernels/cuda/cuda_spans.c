@@ -21,6 +21,7 @@ void cuda_kv_store(struct bt_kctx *k, const struct bt_k_kv *kv, const float *key
         for (; span < n_spans && n < CUDA_PLACES_MAX; n++) {
             const struct bt_k_span *s = &spans[span];
             uint32_t pos = s->pos + done;
+            BT_ASSERT(s->n > 0);
             c->places[n] = (struct cuda_place){.row = s->row + done,
                                                .page = s->pages[pos / kv->page_tokens],
                                                .token = pos % kv->page_tokens};

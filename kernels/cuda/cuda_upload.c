@@ -42,6 +42,7 @@ static void *sent_before(struct cuda_upload *u, const void *host, size_t bytes)
 {
     for (uint32_t i = 0; i < CUDA_SENT_MAX; i++) {
         if (u->sent[i].from == host && u->sent[i].bytes == bytes &&
+            u->sent[i].at / CUDA_RING_HALF == u->half && /* the other half is written next */
             memcmp(u->host + u->sent[i].at, host, bytes) == 0) {
             return u->dev + u->sent[i].at;
         }
@@ -54,6 +55,7 @@ static void enter(struct cuda_ctx *c, size_t half)
 {
     struct cuda_upload *u = &c->up;
 
+    u->half = half;
     u->at = half * CUDA_RING_HALF;
     if (u->pending[half]) {
         (void)cuda_ok(c, cudaEventSynchronize(u->passed[half]), "upload");
@@ -70,14 +72,14 @@ void *cuda_send(struct cuda_ctx *c, const void *host, size_t bytes)
 {
     struct cuda_upload *u = &c->up;
     void *before = sent_before(u, host, bytes);
-    size_t half = u->at / CUDA_RING_HALF, end = u->at + bytes;
 
     BT_ASSERT(bytes > 0 && bytes <= CUDA_SEND_MAX);
     if (before != NULL) {
         return before;
     }
-    if (half == 2 || end > (half + 1) * CUDA_RING_HALF) {
-        size_t left = half == 2 ? 1 : half;
+    cuda_enter(c);
+    if (u->at + bytes > (u->half + 1) * CUDA_RING_HALF) {
+        size_t left = u->half;
         u->pending[left] = cuda_ok(c, cudaEventRecord(u->passed[left], c->stream), "upload");
         enter(c, 1 - left);
     }

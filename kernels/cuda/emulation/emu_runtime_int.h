@@ -30,6 +30,7 @@ enum cudaMemcpyKind {
 struct cudaDeviceProp {
     char name[256];
     int major, minor;
+    int concurrentManagedAccess;
 };
 
 enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2, cudaMemAttachGlobal = 1 };
@@ -37,7 +38,6 @@ enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2, cudaMemAttachGloba
 cudaError_t cudaGetDeviceCount(int *n);
 cudaError_t cudaSetDevice(int device);
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int device);
-cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total);
 const char *cudaGetErrorString(cudaError_t e);
 cudaError_t cudaGetLastError(void);
 
