@@ -433,7 +433,7 @@ bool bt_panel_file_put(struct bt_panel_file *f, size_t at, const void *data, siz
               bytes <= f->map_bytes - HEADER_BYTES - at);
     while (bytes > 0) {
         ssize_t n = pwrite(f->fd, p, bytes, (off_t)(HEADER_BYTES + at));
-        if (n <= 0 && errno != EINTR) {
+        if (n == 0 || (n < 0 && errno != EINTR)) {
             return false;
         }
         size_t done = n > 0 ? (size_t)n : 0;

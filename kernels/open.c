@@ -9,6 +9,11 @@ const char *const bt_k_all_classes[] = {"cpu-f32", "cpu-int8", "cpu-bf16", "cuda
 enum bt_status bt_k_create(const char *backend, const struct bt_k_opts *opts, struct bt_kctx **out,
                            struct bt_err *err)
 {
+    if (strcmp(backend, "cpu") == 0 && opts->numerics != NULL &&
+        strncmp(opts->numerics, "cuda-", 5) == 0) {
+        return bt_err_set(err, BT_ERR_INVALID, "numerics class %s needs --backend cuda",
+                          opts->numerics);
+    }
     if (strcmp(backend, "cpu") == 0) {
         return bt_k_create_cpu(opts, out, err);
     }

@@ -194,7 +194,8 @@ enum bt_status bt_model_forward(struct bt_model *m, struct bt_model_ws *ws,
         m->family->layer(&p, i);
     }
     if (p.cancelled) {
-        return BT_ERR_CANCELLED;
+        enum bt_status st = bt_k_sync(p.k); /* what is in a device's stream still writes to pages */
+        return st == BT_OK ? BT_ERR_CANCELLED : st;
     }
     if (batch->n_out > 0) {
         logits(&p);

@@ -444,7 +444,7 @@ enum bt_status bt_model_load(struct bt_model *m, struct bt_kctx *k,
         bool wrong = st == BT_ERR_PROTOCOL && m->packed.reused;
         bool unwritten = st == BT_ERR_IO && m->packed.shared;
         bt_weights_unload(m, wrong);
-        if ((!wrong && !unwritten) || attempt > 0) {
+        if (!unwritten && (!wrong || attempt > 0)) {
             return st;
         }
         with.panel_dir = unwritten ? NULL : with.panel_dir;

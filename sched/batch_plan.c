@@ -77,7 +77,7 @@ struct room {
     uint32_t spare;    /* pages that starting a prompt must leave for the growing sequences */
     uint32_t head;     /* the oldest prompt */
     bool head_blocked; /* it waits for pages */
-    bool pages_out;    /* a waiting prompt did not get its pages: longer ones will not either */
+    bool pages_out;    /* a waiting prompt did not get its pages: none starts after it */
 };
 
 static bool is_prompt(const struct bt_batch_seq *s)

@@ -213,7 +213,7 @@ void cpu_gemm_all(struct bt_kctx *k, const struct bt_k_product *products, uint32
     struct cpu_ctx *c = cpu_of(k);
     struct cpu_gemms all = {.n = 0};
 
-    for (uint32_t i = 0; i < n; i++) {
+    for (uint32_t i = 0; i < n && n_rows > 0; i++) {
         const struct cpu_weight *w = cpu_weight_of(products[i].w);
         BT_ASSERT(w->packed != NULL && products[i].ldy >= w->n_rows && ldx >= w->n_cols &&
                   w->n_cols == cpu_weight_of(products[0].w)->n_cols);
