@@ -187,7 +187,8 @@ static enum bt_status to_folder(const char *model, const struct quantize_cfg *cf
     enum bt_status st = BT_OK;
 
     if (t > BT_DTYPE_BF16 || is_dir(model)) {
-        st = bt_err_set(err, BT_ERR_INVALID, "--hf needs a GGUF file and --to f32, f16 or bf16 (default: int8)");
+        st = bt_err_set(err, BT_ERR_INVALID,
+                        "--hf needs a GGUF file and --to f32, f16 or bf16 (default: int8)");
     }
     st = st == BT_OK ? bt_model_open(model, &m, err) : st;
     st = st == BT_OK ? bt_gguf_open(model, &g, err) : st;

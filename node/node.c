@@ -467,14 +467,16 @@ static const char *panel_folder(const struct bt_node *n, struct bt_buf *buf)
     return buf->data;
 }
 
-static void log_packed(const struct bt_model_packed *p)
+/* asked: a folder was named. */
+static void log_packed(const struct bt_model_packed *p, bool asked)
 {
     if (p->shared) {
         bt_log_info("node", "%.1f MB of packed weights, shared, %s %s", (double)p->bytes / 1e6,
                     p->reused ? "mapped from" : "now in", p->note);
     } else {
-        bt_log_info("node", "%.1f MB of packed weights in memory of this process: %s",
-                    (double)p->bytes / 1e6, p->note);
+        BT_LOG(asked && strcmp(p->note, "small") != 0 ? BT_LOG_WARN : BT_LOG_INFO, "node", NULL,
+               "%.1f MB of packed weights in memory of this process: %s%s", (double)p->bytes / 1e6,
+               asked ? "--panel-cache: " : "", p->note);
     }
 }
 
@@ -542,12 +544,15 @@ static enum bt_status start_engine(struct bt_node *n, struct bt_err *err)
     n->model = bt_engine_model(e);
     n->layout = bt_engine_layout(e);
     bt_log_info("node",
-                "model %s (%s, %.1f M parameters) loaded in %.0f ms; %s; kv %s, up to %u tokens a "
+                "model %s (%s, %.1f M parameters) loaded in %.0f ms; %s, class %s; kv %s, up to %u "
+                "tokens a "
                 "sequence, prefix cache %s",
                 n->model->name, n->model->arch, (double)n->model->n_params / 1e6,
-                (double)(bt_clock_ns() - t0) / 1e6, bt_engine_describe(e), n->layout->kv_layout,
-                bt_engine_max_tokens(e), n->cfg.prefix_cache != 0 ? "on" : "off");
-    log_packed(n->packed);
+                (double)(bt_clock_ns() - t0) / 1e6, bt_engine_describe(e), n->layout->numerics,
+                n->layout->kv_layout, bt_engine_max_tokens(e),
+                n->cfg.prefix_cache != 0 ? "on" : "off");
+    log_packed(n->packed,
+               strcmp(n->cfg.panel_cache, "off") != 0 && strcmp(n->cfg.panel_cache, "auto") != 0);
     log_pool(n->layout);
     if (n->cfg.prefix_cache != 0 && start_report(n) != BT_OK) {
         bt_engine_destroy(e);
