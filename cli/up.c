@@ -551,7 +551,8 @@ static int early_end(const struct up *u)
     return 0;
 }
 
-static bool nodes_ready(struct up *u)
+/* wrong: set if a node will never be ready. */
+static bool nodes_ready(struct up *u, struct bt_err *wrong)
 {
     struct bt_client_cfg cfg = {.server = u->listening};
     struct bt_client *client = NULL;
@@ -565,7 +566,12 @@ static bool nodes_ready(struct up *u)
         bt_client_unary(client, BT_INF_GET_CLUSTER, &request, &reply, BT_NS_PER_S, NULL) == BT_OK &&
         bt_inf_cluster_decode(reply.data, reply.len, &arena, &cluster, NULL) == BT_OK) {
         for (size_t i = 0; i < cluster.n_nodes; i++) {
-            ready += strcmp(cluster.nodes[i].state, "ready") == 0;
+            const struct bt_inf_node *n = &cluster.nodes[i];
+
+            ready += strcmp(n->state, "ready") == 0;
+            if (strncmp(n->state, "mismatch", 8) == 0) {
+                bt_err_set(wrong, BT_ERR_INVALID, "node %s: %s", n->name, n->state);
+            }
         }
     }
     bt_client_destroy(client);
@@ -647,9 +653,11 @@ static int run(struct up *u, struct bt_err *err)
         }
         if (bt_clock_ns() >= next_poll) {
             next_poll = bt_clock_ns() + READY_POLL_NS;
-            u->ready = u->listening[0] != '\0' && (!may_ask(u) || nodes_ready(u));
+            u->ready = u->listening[0] != '\0' && (!may_ask(u) || nodes_ready(u, err));
             if (u->ready) {
                 print_ready(u);
+            } else if (err->status != BT_OK) {
+                return 1;
             }
         }
     }

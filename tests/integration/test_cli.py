@@ -403,3 +403,11 @@ def test_up_passes_each_option_to_the_daemon_that_knows_it():
     for option in sorted(router - nodes - texts - own) + ["lease", "heartbeat", "drain-timeout", "log-level"]:
         r = run("up", "--model", tiny("llama"), "--listen", "127.0.0.1:0", f"--{option}", "@")
         assert r.returncode == 2 and f"--{option}" in r.stderr, (option, r)
+
+
+def test_up_ends_when_nodes_do_not_fit():
+    """What can never become ready is said, and not waited for."""
+    model = os.path.join(tiny("gguf-q8_0"), "model.gguf")
+    r = run("up", "--model", model, "--listen", "127.0.0.1:0", "--kv-bytes", "8MiB", "--prefill-numerics", "cpu-f32")
+    assert r.returncode == 1
+    assert "mismatch: numerics class" in r.stderr and "cpu-f32" in r.stderr and "cpu-int8" in r.stderr, r.stderr
