@@ -47,6 +47,18 @@
 
 struct bt_batch;
 
+/* The class of a prompt with so many tokens left: their binary digits. Prompts of one class take turns by age, lower
+ * classes go first. */
+static inline unsigned bt_batch_rank(uint32_t tokens_left)
+{
+    unsigned digits = 0;
+
+    for (; tokens_left > 0; tokens_left >>= 1) {
+        digits++;
+    }
+    return digits;
+}
+
 struct bt_batch_opts {
     uint32_t page_tokens, chunk_tokens, max_batch, max_seqs; /* all >= 1 */
     uint32_t tokens_max;   /* the most tokens whose KV one sequence may store, >= 1 */

@@ -144,17 +144,6 @@ static bool admit(struct bt_batch *b, uint32_t slot, uint32_t spare)
     return true;
 }
 
-/* Prompts of about the same length left, to a factor of two, take turns by age. */
-static unsigned rank_of(const struct bt_batch *b, uint32_t slot)
-{
-    unsigned rank = 0;
-
-    for (uint32_t left = tokens_left(b, slot); left > 0; left >>= 1) {
-        rank++;
-    }
-    return rank;
-}
-
 /* Among the prompts without a share so far and below that rank, the oldest of the lowest rank. */
 static uint32_t next_prompt(const struct bt_batch *b, const struct room *room, unsigned below)
 {
@@ -170,8 +159,10 @@ static uint32_t next_prompt(const struct bt_batch *b, const struct room *room, u
             (s->state == BT_BATCH_WAITING && !may_start)) {
             continue;
         }
-        if (rank_of(b, slot) < below) {
-            below = rank_of(b, slot);
+        unsigned rank = bt_batch_rank(tokens_left(b, slot));
+
+        if (rank < below) {
+            below = rank;
             best = slot;
         }
     }
@@ -222,7 +213,7 @@ static void plan_prompts(struct bt_batch *b)
         b->head_id = b->seqs[room.head].id;
         b->n_overtakes = 0;
     }
-    unsigned rank = rank_of(b, room.head);
+    unsigned rank = bt_batch_rank(tokens_left(b, room.head));
 
     room.head_blocked = !admit(b, room.head, room.spare);
     if (!room.head_blocked) {

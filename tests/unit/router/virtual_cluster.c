@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include "base/assert.h"
 #include "base/mem.h"
+#include "sched/batch.h"
 #include "tests/check.h"
 
 #define BATCH 64u
@@ -258,26 +259,18 @@ static void step_all(void)
     }
 }
 
-static unsigned rank_of(uint32_t left)
-{
-    unsigned rank = 0;
-
-    for (; left > 0; left >>= 1) {
-        rank++;
-    }
-    return rank;
-}
-
 /* The oldest of the prompts that are much shorter than the oldest one of all, as the nodes' scheduler has it; else
  * that one. */
 static uint32_t shorter(const struct vc_node *p)
 {
     uint32_t at = 0;
-    unsigned best = rank_of(p->jobs[0].left);
+    unsigned best = bt_batch_rank(p->jobs[0].left);
 
     for (uint32_t k = 1; k < p->n; k++) {
-        if (rank_of(p->jobs[k].left) < best) {
-            best = rank_of(p->jobs[k].left);
+        unsigned rank = bt_batch_rank(p->jobs[k].left);
+
+        if (rank < best) {
+            best = rank;
             at = k;
         }
     }
