@@ -131,7 +131,7 @@ struct rt_mix {
     double current, last;
 };
 
-#define RT_LATE_SEEN 128u
+#define RT_LATE_SEEN 512u
 /* First tokens of late: sums of what they took, of what was expected, and of how much the corrected expectation was off,
  * in ns; and of each, how much later than that it was, as a part of it and of some of the limit. */
 struct rt_late {

@@ -14,9 +14,9 @@
 #define LATE_NOISE_NS 20000000u
 /* What is added: so many times the mean error of late, of the wait; or what nearly all of late were later by. */
 #define OFF        3.0
-#define OFF_LEAST  0.28
+#define OFF_LEAST  0.6
 #define OFF_MOST   1.0
-#define UNPROVEN   0.5 /* more, before there were LATE_MEAN first tokens of late */
+#define UNPROVEN   1.0 /* more, before there were LATE_MEAN first tokens of late */
 #define LATER_MOST 1.0
 #define WORSE_MAX  2u  /* so many of RT_LATE_SEEN may have been later than that */
 #define LIMIT_PART 0.5 /* of the limit, added to a wait where errors are compared with it */

@@ -183,7 +183,7 @@ static void test_refusal(void)
     /* What can never run is told so, not sent away for later. */
     CHECK_EQ(vc_ask(3, 0, 0, 40000, 40000), BT_OK);
     CHECK(vc.n_failed == 1 && vc.last_end.kind == BT_RT_INVALID);
-    vc_run(1500);
+    vc_run(1800);
     f = bt_rt_forecast(vc.core, vc.now, 0, 0, 20000); /* reports tell how far it is */
     CHECK(f.wait_ns / MS < 1000);
     CHECK_EQ(vc_ask(4, 0, 0, 20000, 1), BT_OK);
