@@ -117,6 +117,9 @@ static double nearly_worst(const struct rt_late *l, uint64_t now)
     for (uint32_t i = 0; i < n; i++) {
         float x = l->later[i];
 
+        if (x <= top[at]) {
+            continue;
+        }
         for (uint32_t k = 0; k <= at; k++) {
             float y = top[k];
 
