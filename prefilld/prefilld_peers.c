@@ -40,13 +40,19 @@ void bt_pf_peer_dial(struct bt_pf_core *c, struct pf_peer *p)
     p->conn = 0;
 }
 
+/* One that is on no list and not connected either makes room for another. */
+static bool is_free(const struct pf_peer *p)
+{
+    return p->instance == 0 || (!p->wanted && p->state == PEER_IDLE);
+}
+
 static struct pf_peer *peer_add(struct bt_pf_core *c, uint64_t instance, const char *address,
                                 const struct bt_gate_token *token)
 {
     struct pf_peer *p = bt_pf_peer_by_instance(c, instance);
 
     for (uint32_t i = 0; p == NULL && i < c->opts.peers_max; i++) {
-        if (c->peers[i].instance == 0) {
+        if (is_free(&c->peers[i])) {
             p = &c->peers[i];
             *p = (struct pf_peer){.instance = instance};
         }
@@ -99,12 +105,30 @@ struct pf_peer *bt_pf_peer_of_submit(struct bt_pf_core *c, uint64_t now,
     return p;
 }
 
-void bt_pf_on_peers(struct bt_pf_core *c, uint64_t now, const struct bt_msg_peer *peers, size_t n)
+/* What is on the list keeps its place; the rest may go. */
+static void peers_mark(struct bt_pf_core *c, const struct bt_msg_peer *peers, size_t n)
 {
-    bt_pf_begin(c);
     for (uint32_t i = 0; i < c->opts.peers_max; i++) {
         c->peers[i].wanted = false;
     }
+    for (size_t i = 0; i < n; i++) {
+        struct pf_peer *p = bt_pf_peer_by_instance(c, peers[i].instance);
+
+        if (p != NULL) {
+            p->wanted = true;
+        }
+    }
+    for (uint32_t i = 0; i < c->opts.peers_max; i++) {
+        if (is_free(&c->peers[i])) {
+            c->peers[i].instance = 0;
+        }
+    }
+}
+
+void bt_pf_on_peers(struct bt_pf_core *c, uint64_t now, const struct bt_msg_peer *peers, size_t n)
+{
+    bt_pf_begin(c);
+    peers_mark(c, peers, n);
     for (size_t i = 0; i < n; i++) {
         struct pf_peer *p = peer_add(c, peers[i].instance, peers[i].address, &peers[i].gate_token);
 
@@ -118,13 +142,6 @@ void bt_pf_on_peers(struct bt_pf_core *c, uint64_t now, const struct bt_msg_peer
         }
         if (p->state == PEER_IDLE && now >= p->next_dial) {
             bt_pf_peer_dial(c, p);
-        }
-    }
-    for (uint32_t i = 0; i < c->opts.peers_max; i++) {
-        struct pf_peer *p = &c->peers[i];
-
-        if (p->instance != 0 && !p->wanted && p->state == PEER_IDLE) {
-            p->instance = 0;
         }
     }
 }

@@ -1534,6 +1534,56 @@ static void test_later_router_hears_of_cut_peer(void)
     world_check_idle(&w);
 }
 
+/* A table full of peers that are gone has room for those that a new list names, and for a submit's. */
+static void test_gone_peers_make_room(void)
+{
+    static struct world w;
+    struct bt_msg_peer peers[4];
+
+    world_start(&w, 1); /* room for four */
+    const struct bt_pf_actions *list = bt_pf_core_actions(w.p);
+
+    for (uint32_t i = 0; i < 4; i++) {
+        peers[i] = (struct bt_msg_peer){.instance = D_INSTANCE + i, .address = "d", .name = "d"};
+    }
+    bt_pf_on_peers(w.p, w.now, peers, 4);
+    CHECK_EQ(list->n, 3); /* one is up */
+    for (uint32_t i = 1; i < 4; i++) {
+        bt_pf_on_connecting(w.p, w.now, D_INSTANCE + i, CONN + i);
+        bt_pf_on_peer_up(w.p, w.now, CONN + i);
+    }
+    bt_pf_on_peers(w.p, w.now, NULL, 0); /* it serves as decode node for a while; all stay up */
+    for (uint32_t i = 0; i < 4; i++) {
+        bt_pf_on_peer_down(w.p, w.now, CONN + i, "test");
+    }
+    for (uint32_t i = 0; i < 4; i++) {
+        peers[i].instance = D_INSTANCE + 10 + i;
+    }
+    bt_pf_on_peers(w.p, w.now, peers, 4);
+    CHECK_EQ(list->n, 4);
+    for (uint32_t i = 0; i < 4; i++) {
+        CHECK(list->items[i].kind == BT_PF_CONNECT &&
+              list->items[i].instance == D_INSTANCE + 10 + i);
+        bt_pf_on_connecting(w.p, w.now, D_INSTANCE + 10 + i, CONN + 10 + i);
+    }
+    bt_pf_on_peers(w.p, w.now, peers, 3);
+    bt_pf_on_peer_down(w.p, w.now, CONN + 13, "test"); /* on no list any more */
+    uint32_t token = 5;
+    struct bt_msg_submit submit = {.ticket = {"0123456789abcde"},
+                                   .n_tokens = 1,
+                                   .tokens = &token,
+                                   .n_prompt = 1,
+                                   .sampling = {.max_tokens = 4, .top_p = 1},
+                                   .peer_instance = D_INSTANCE + 20,
+                                   .peer_address = "e"};
+
+    bt_pf_on_submit(w.p, w.now, 0, &submit);
+    CHECK(list->n > 0 && list->items[0].kind == BT_PF_CONNECT &&
+          list->items[0].instance == D_INSTANCE + 20);
+    bt_pf_core_destroy(w.p);
+    bt_dc_core_destroy(w.d);
+}
+
 /* The token that a peer's gate asks for goes into the dialling, whoever told it: a list or a submit. */
 static void test_gate_token(void)
 {
@@ -1753,6 +1803,7 @@ int main(void)
     test_second_grant_is_stale();
     test_submit_refused_by_engine();
     test_later_router_hears_of_cut_peer();
+    test_gone_peers_make_room();
     test_gate_token();
     for (unsigned seed = 1; seed <= 2000; seed++) {
         test_random_order(seed);
