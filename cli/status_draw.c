@@ -64,8 +64,8 @@ static void table_row(const struct bt_inf_node *n, int width, struct bt_buf *out
 
 static void details(const struct bt_inf_node *n, int width, struct bt_buf *out)
 {
-    bt_buf_addf(out, "%-*s %s; kv %s; model %s\n", width, n->name, n->backend, n->kv_layout,
-                n->fingerprint);
+    bt_buf_addf(out, "%-*s %s; class %s; kv %s; model %s\n", width, n->name, n->backend,
+                n->numerics, n->kv_layout, n->fingerprint);
     if (strchr(n->state, ':') != NULL) {
         bt_buf_addf(out, "%-*s %s%s%s\n", width, "", bt_cli_style(STDOUT_FILENO, BT_CLI_YELLOW),
                     n->state, bt_cli_style(STDOUT_FILENO, BT_CLI_PLAIN));

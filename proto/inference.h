@@ -136,7 +136,7 @@ struct bt_inf_transport {
     const char *peer, *description;
 };
 struct bt_inf_node {
-    const char *name, *role, *instance, *state, *backend, *transfer_address, *kv_layout,
+    const char *name, *role, *instance, *state, *backend, *numerics, *transfer_address, *kv_layout,
         *fingerprint;
     uint32_t page_tokens, pages_free, pages_cached, pages_leased, pages_quarantined, waiting,
         running;

@@ -632,6 +632,7 @@ static bool put_node(const struct bt_inf_node *n, Baton__V1__Node *p, struct bt_
     p->instance = bt_pb_text(n->instance);
     p->state = bt_pb_text(n->state);
     p->backend = bt_pb_text(n->backend);
+    p->numerics = bt_pb_text(n->numerics);
     p->transfer_address = bt_pb_text(n->transfer_address);
     p->kv_layout = bt_pb_text(n->kv_layout);
     p->fingerprint = bt_pb_text(n->fingerprint);
@@ -699,6 +700,7 @@ static bool get_node(const Baton__V1__Node *p, struct bt_arena *arena, struct bt
         .instance = p->instance,
         .state = p->state,
         .backend = p->backend,
+        .numerics = p->numerics,
         .transfer_address = p->transfer_address,
         .kv_layout = p->kv_layout,
         .fingerprint = p->fingerprint,

@@ -29,6 +29,7 @@ static bool fill_node(const struct bt_router *r, struct bt_arena *a,
         .instance = hex(a, n->instance),
         .state = bt_arena_strndup(a, n->state, strlen(n->state)),
         .backend = n->hello->backend,
+        .numerics = n->hello->numerics,
         .transfer_address = n->hello->transfer_address,
         .kv_layout = n->hello->kv_layout,
         .fingerprint = hex(a, n->hello->fingerprint),
@@ -110,6 +111,7 @@ static void put_node(struct bt_buf *b, const struct bt_inf_node *n)
     put_text(b, "instance", n->instance);
     put_text(b, "state", n->state);
     put_text(b, "backend", n->backend);
+    put_text(b, "numerics", n->numerics);
     put_text(b, "transfer_address", n->transfer_address);
     put_text(b, "kv_layout", n->kv_layout);
     put_text(b, "fingerprint", n->fingerprint);

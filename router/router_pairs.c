@@ -1,6 +1,7 @@
 /* Who may be paired with whom, which kind of nodes is in use, and what is said about those that are not. Reads the node
  * table; refuses to know what a request is. */
 
+#include <stdarg.h>
 #include <stdio.h>
 #include "base/hash.h"
 #include "base/log.h"
@@ -75,33 +76,54 @@ static const struct rt_node *any_of_ident(const struct bt_rt_core *c, uint64_t i
     return NULL;
 }
 
-/* What keeps n and m apart, both values named. */
+static BT_PRINTF(4, 5) void add_text(char *out, size_t cap, size_t *len, const char *fmt, ...)
+{
+    va_list ap;
+
+    va_start(ap, fmt);
+    int n = vsnprintf(out + *len, cap - *len, fmt, ap);
+
+    va_end(ap);
+    *len = n < 0 ? *len : *len + (size_t)n < cap ? *len + (size_t)n : cap - 1;
+}
+
+/* All that keeps n and m apart, both values named. */
 static void mismatch_text(const struct rt_node *n, const struct rt_node *m, char *out, size_t cap)
 {
+    static const char *const asks[] = {"none", "its instance", "a token"};
     const struct bt_msg_hello *a = &n->hello, *b = &m->hello;
+    size_t len = 0;
+
+    add_text(out, cap, &len, "mismatch:");
+    size_t start = len;
 
     if (a->fingerprint != b->fingerprint) {
-        snprintf(out, cap, "mismatch: model fingerprint %016llx here (%s), %016llx at %s (%s)",
+        add_text(out, cap, &len, " model fingerprint %016llx here (%s), %016llx at %s (%s);",
                  (unsigned long long)a->fingerprint, a->model_name,
                  (unsigned long long)b->fingerprint, b->name, b->model_name);
-    } else if (strcmp(a->numerics, b->numerics) != 0) {
-        snprintf(out, cap, "mismatch: numerics class %s here, %s at %s", a->numerics, b->numerics,
+    }
+    if (strcmp(a->numerics, b->numerics) != 0) {
+        add_text(out, cap, &len, " numerics class %s here, %s at %s;", a->numerics, b->numerics,
                  b->name);
-    } else if (strcmp(a->kv_layout, b->kv_layout) != 0) {
-        snprintf(out, cap, "mismatch: KV layout \"%s\" here, \"%s\" at %s", a->kv_layout,
+    }
+    if (strcmp(a->kv_layout, b->kv_layout) != 0) {
+        add_text(out, cap, &len, " KV layout \"%s\" here, \"%s\" at %s;", a->kv_layout,
                  b->kv_layout, b->name);
-    } else if (a->version_min > b->version_max || b->version_min > a->version_max) {
-        snprintf(out, cap, "mismatch: protocol versions %u to %u here, %u to %u at %s",
+    }
+    if (a->version_min > b->version_max || b->version_min > a->version_max) {
+        add_text(out, cap, &len, " protocol versions %u to %u here, %u to %u at %s;",
                  a->version_min, a->version_max, b->version_min, b->version_max, b->name);
-    } else if (gate_of(n) != gate_of(m)) {
-        static const char *const what[] = {"none", "its instance", "a token"};
-
-        snprintf(out, cap,
-                 "mismatch: the gate at the transfer port asks for %s here, for %s at %s: the two "
-                 "are of different releases",
-                 what[gate_of(n)], what[gate_of(m)], b->name);
-    } else {
+    }
+    if (gate_of(n) != gate_of(m)) {
+        add_text(out, cap, &len,
+                 " the gate at the transfer port asks for %s here, for %s at %s: the two are of "
+                 "different releases;",
+                 asks[gate_of(n)], asks[gate_of(m)], b->name);
+    }
+    if (len == start) {
         snprintf(out, cap, "unreachable: %s", b->name);
+    } else if (out[len - 1] == ';') {
+        out[len - 1] = '\0';
     }
 }
 
