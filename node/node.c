@@ -480,8 +480,9 @@ static void log_packed(const struct bt_model_packed *p, bool asked)
     }
 }
 
-static void log_pool(const struct bt_engine_layout *l)
+static void log_pool(const struct bt_node *n)
 {
+    const struct bt_engine_layout *l = n->layout;
     uint64_t bytes = 0, n_tokens = UINT64_MAX;
 
     for (uint32_t i = 0; i < l->n_groups; i++) {
@@ -493,6 +494,12 @@ static void log_pool(const struct bt_engine_layout *l)
     }
     bt_log_info("node", "kv cache of %.0f MiB: room for %llu tokens (--kv-bytes)",
                 (double)bytes / 1048576.0, (unsigned long long)n_tokens);
+    if (n->cfg.kv_bytes > bytes + bytes / 64) {
+        bt_log_info("node",
+                    "that is all that %u sequences (--max-seqs) of the model's context can fill: "
+                    "of the %.0f MiB of --kv-bytes the rest is not taken",
+                    BT_LEGS * n->cfg.max_jobs, (double)n->cfg.kv_bytes / 1048576.0);
+    }
     if (bytes > bt_memory_usable()) {
         bt_log_warn("node", "that is more than the %.0f MiB of memory that this process may use",
                     (double)bt_memory_usable() / 1048576.0);
@@ -553,7 +560,7 @@ static enum bt_status start_engine(struct bt_node *n, struct bt_err *err)
                 n->cfg.prefix_cache != 0 ? "on" : "off");
     log_packed(n->packed,
                strcmp(n->cfg.panel_cache, "off") != 0 && strcmp(n->cfg.panel_cache, "auto") != 0);
-    log_pool(n->layout);
+    log_pool(n);
     if (n->cfg.prefix_cache != 0 && start_report(n) != BT_OK) {
         bt_engine_destroy(e);
         return bt_err_set(err, BT_ERR_NOMEM, "no memory for the list of cached blocks");

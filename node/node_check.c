@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include "base/clock.h"
 #include "node/node_int.h"
 
 static enum bt_status all_routers_loopback(const char *routers, bool *all, struct bt_err *err)
@@ -112,6 +113,14 @@ enum bt_status bt_node_check(struct bt_node *n, struct bt_err *err)
     }
     if (strcmp(bt_node_backends[n->cfg.backend], "emulated") == 0) {
         return bt_err_set(err, BT_ERR_INVALID, "--backend emulated: not there yet");
+    }
+    if (n->cfg.lease < 2 * n->cfg.heartbeat) {
+        return bt_err_set(
+            err, BT_ERR_INVALID,
+            "--lease %llu ms is shorter than two heartbeats of %llu ms (--heartbeat): "
+            "nodes that live would count as gone",
+            (unsigned long long)(n->cfg.lease / BT_NS_PER_MS),
+            (unsigned long long)(n->cfg.heartbeat / BT_NS_PER_MS));
     }
     if (n->cfg.cpus != NULL && bt_cpus_use(n->cfg.cpus, err) != BT_OK) {
         return bt_err_prefix(err, "--cpus");
