@@ -220,7 +220,8 @@ int bt_cli_chat(int argc, char **argv)
     struct bt_opt_result res = {0};
     struct bt_err err = {0};
 
-    if (bt_opt_parse(&prog, argc, argv, &cfg, &res, &err) != BT_OK) {
+    if (bt_opt_parse(&prog, argc, argv, &cfg, &res, &err) != BT_OK ||
+        bt_cli_sampling_check(&cfg.sampling, &err) != BT_OK) {
         fprintf(stderr, "baton chat: %s\n", err.msg);
         return 2;
     }

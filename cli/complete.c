@@ -127,7 +127,8 @@ int bt_cli_complete(int argc, char **argv)
     struct bt_buf prompt = {0};
     int rc = 1;
 
-    if (bt_opt_parse(&prog, argc, argv, &cfg, &res, &err) != BT_OK) {
+    if (bt_opt_parse(&prog, argc, argv, &cfg, &res, &err) != BT_OK ||
+        bt_cli_sampling_check(&cfg.sampling, &err) != BT_OK) {
         fprintf(stderr, "baton complete: %s\n", err.msg);
         return 2;
     }

@@ -20,7 +20,7 @@ enum { ROWS = 64, PAGE_TOKENS = 16 };
 
 struct perplexity_cfg {
     uint32_t context, threads;
-    char *numerics;
+    int numerics; /* 0: auto, else bt_k_classes[numerics - 1] */
 };
 
 static const struct bt_opt options[] = {
@@ -28,8 +28,8 @@ static const struct bt_opt options[] = {
      "Tokens in a window; at most the model's context."},
     {"threads", BT_OPT_U32, offsetof(struct perplexity_cfg, threads), "0", 0, 1024, NULL, NULL,
      "Threads; 0: all CPUs that this process may use."},
-    {"numerics", BT_OPT_STR, offsetof(struct perplexity_cfg, numerics), "auto", 0, 0, NULL, "CLASS",
-     "Numerics class, as nodes have it."},
+    {"numerics", BT_OPT_ENUM, offsetof(struct perplexity_cfg, numerics), "auto", 0, 0,
+     "auto|" BT_K_CLASSES, NULL, "Numerics class, as nodes have it."},
 };
 
 struct run {
@@ -93,6 +93,9 @@ static enum bt_status read_ids(struct run *r, const char *path, struct bt_err *e
     if (st == BT_OK) {
         st = bt_tokenizer_encode(r->t, text.data != NULL ? text.data : "", text.len, 0, &r->ids,
                                  err);
+        if (st != BT_OK) {
+            bt_err_prefix(err, "%s", path);
+        }
     }
     bt_buf_fini(&text);
     if (st == BT_OK && r->ids.len < 2) {
@@ -253,13 +256,13 @@ static enum bt_status measure(const char *model, const char *file, const struct 
                               struct bt_err *err)
 {
     struct run r = {0};
-    struct bt_k_opts ko = {.n_threads = cfg->threads, .numerics = cfg->numerics};
+    struct bt_k_opts ko = {.n_threads = cfg->threads};
     enum bt_status st = bt_model_open(model, &r.m, err);
 
     st = st == BT_OK ? open_tokenizer(&r, model, err) : st;
     st = st == BT_OK ? read_ids(&r, file, err) : st;
-    if (st == BT_OK && strcmp(cfg->numerics, "auto") == 0) {
-        ko.numerics = bt_model_numerics(r.m);
+    if (st == BT_OK) {
+        ko.numerics = cfg->numerics == 0 ? bt_model_numerics(r.m) : bt_k_classes[cfg->numerics - 1];
     }
     st = st == BT_OK ? bt_k_create_cpu(&ko, &r.k, err) : st;
     st = st == BT_OK ? bt_model_load(r.m, r.k, NULL, err) : st;

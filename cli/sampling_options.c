@@ -2,6 +2,39 @@
 
 #include "cli/sampling_options.h"
 
+#include <math.h>
+
+enum bt_status bt_cli_sampling_check(const struct bt_cli_sampling *s, struct bt_err *err)
+{
+    const struct {
+        const char *name;
+        double value;
+        bool whole;
+    } all[] = {
+        {"max-tokens", s->max_tokens, true},
+        {"temperature", s->temperature, false},
+        {"top-p", s->top_p, false},
+        {"top-k", s->top_k, true},
+        {"min-p", s->min_p, false},
+        {"repetition-penalty", s->repetition_penalty, false},
+        {"seed", s->seed, true},
+    };
+
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        double v = all[i].value;
+
+        if (v < 0 && v != BT_CLI_UNSET) {
+            return bt_err_set(err, BT_ERR_INVALID,
+                              "--%s %g: want 0 or more, or -1 for the router's default",
+                              all[i].name, v);
+        }
+        if (all[i].whole && v != floor(v)) {
+            return bt_err_set(err, BT_ERR_INVALID, "--%s %g: want a whole number", all[i].name, v);
+        }
+    }
+    return BT_OK;
+}
+
 struct bt_inf_sampling bt_cli_sampling_resolve(const struct bt_cli_sampling *s)
 {
     struct bt_inf_sampling r = {

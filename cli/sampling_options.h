@@ -1,8 +1,7 @@
 #ifndef BT_CLI_SAMPLING_OPTIONS_H
 #define BT_CLI_SAMPLING_OPTIONS_H
 
-/* The sampling options of `complete` and `chat`. NaN and the sentinels below mean: not given, the
- * router's default. */
+/* The sampling options of `complete` and `chat`. BT_CLI_UNSET means: not given, the router's default. */
 
 #include "base/options.h"
 #include "cli/client.h"
@@ -73,6 +72,10 @@ struct bt_cli_sampling {
         "stop", BT_OPT_STR, offsetof(type, sampling.stop), NULL, 0, 0, NULL, "TEXT",               \
             "End the answer before this text."                                                     \
     }
+
+/* BT_ERR_INVALID: a value that is neither possible nor BT_CLI_UNSET, named. */
+enum bt_status bt_cli_sampling_check(const struct bt_cli_sampling *s,
+                                     struct bt_err *err) BT_NODISCARD;
 
 /* What was given, as the wire wants it; borrows s. */
 struct bt_inf_sampling bt_cli_sampling_resolve(const struct bt_cli_sampling *s);

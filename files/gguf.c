@@ -3,8 +3,10 @@
 
 #include "files/gguf.h"
 
+#include <dirent.h>
 #include <inttypes.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include "base/arena.h"
@@ -550,4 +552,26 @@ const struct bt_gguf_value *bt_gguf_find(const struct bt_gguf *g, const char *ke
     uint64_t i;
 
     return bt_map_get(&g->by_key, key, strlen(key), &i) ? &g->values[i] : NULL;
+}
+
+/* ---- directories ---- */
+
+void bt_gguf_hint(const char *dir, struct bt_err *err)
+{
+    DIR *d = opendir(dir);
+    const struct dirent *e;
+    size_t used = strlen(err->msg);
+
+    while (d != NULL && (e = readdir(d)) != NULL) {
+        size_t n = strlen(e->d_name);
+
+        if (n > 5 && strcmp(e->d_name + n - 5, ".gguf") == 0) {
+            (void)snprintf(err->msg + used, sizeof(err->msg) - used,
+                           "; %s lies there: give the path of that file", e->d_name);
+            break;
+        }
+    }
+    if (d != NULL) {
+        (void)closedir(d);
+    }
 }

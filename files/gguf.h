@@ -79,6 +79,10 @@ enum bt_status bt_gguf_iter_numbers(const struct bt_gguf *g, const char *key,
 bool bt_gguf_next_str(struct bt_gguf_iter *it, const char **s, size_t *n);
 bool bt_gguf_next_f64(struct bt_gguf_iter *it, double *out); /* exact up to 2^53 */
 
+/* After a file of model directory dir was not found: adds to the message which .gguf file lies there, since that one
+ * would have to be given itself. Nothing is added where there is none. */
+void bt_gguf_hint(const char *dir, struct bt_err *err);
+
 size_t bt_gguf_tensor_count(const struct bt_gguf *g);
 const struct bt_tensor *bt_gguf_tensor_at(const struct bt_gguf *g, size_t i);
 const struct bt_tensor *bt_gguf_tensor_find(const struct bt_gguf *g,

@@ -10,6 +10,7 @@
 #include <string.h>
 #include "base/buf.h"
 #include "base/mem.h"
+#include "files/gguf.h"
 #include "files/json_file.h"
 
 enum { CONFIG_BYTES_MAX = 16 << 20, KEY_PART_MAX = 128 };
@@ -109,6 +110,9 @@ enum bt_status bt_hf_open(const char *dir, struct bt_hf **out, struct bt_err *er
         return bt_err_set(err, BT_ERR_NOMEM, "%s: out of memory", dir);
     }
     st = bt_json_file_read(c->path, CONFIG_BYTES_MAX, &c->root, err);
+    if (st == BT_ERR_NOT_FOUND && err != NULL) {
+        bt_gguf_hint(dir, err);
+    }
     if (st == BT_OK) {
         st = bt_json_file_read(c->gen_path, CONFIG_BYTES_MAX, &c->gen, err);
         st = st == BT_ERR_NOT_FOUND ? BT_OK : st;

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include "base/mem.h"
+#include "files/gguf.h"
 #include "files/json_tape.h"
 #include "text/tokenizer_int.h"
 
@@ -420,6 +421,9 @@ enum bt_status bt_tokenizer_load(const char *path, struct bt_tokenizer **out, st
     }
     enum bt_status st = bt_tape_read(file, BT_TOK_FILE_BYTES_MAX, &tape, err);
     if (st != BT_OK) {
+        if (st == BT_ERR_NOT_FOUND && dir && err != NULL) {
+            bt_gguf_hint(path, err);
+        }
         return st;
     }
     st = from_tape(file, tape, &t, err);

@@ -523,6 +523,12 @@ static void print_memory(const struct sizes *z, size_t kv_pool_bytes)
 
 /* ---- together ---- */
 
+/* Tokens of one sequence at its end. */
+static uint64_t tokens_of(const struct one_case *c)
+{
+    return (uint64_t)c->context + (c->batch > 0 ? cfg.steps + WARM_STEPS + 2 : 1);
+}
+
 /* Tokens of KV that the largest case needs; every sequence rounded up to pages. */
 static uint64_t pool_tokens(void)
 {
@@ -530,8 +536,7 @@ static uint64_t pool_tokens(void)
 
     for (uint32_t i = 0; i < n_cases; i++) {
         uint32_t b = cases[i].batch, pt = cfg.page_tokens;
-        uint64_t each = cases[i].context + (b > 0 ? cfg.steps + WARM_STEPS + 2 : 1);
-        uint64_t n = (each + pt - 1) / pt * pt * (b > 0 ? b : 1);
+        uint64_t n = (tokens_of(&cases[i]) + pt - 1) / pt * pt * (b > 0 ? b : 1);
         most = n > most ? n : most;
     }
     return most + 2ULL * cfg.page_tokens;
@@ -549,6 +554,17 @@ static size_t create(const char *path)
     }
     if (bt_model_open(path, &m, &err) != BT_OK) { /* its shape tells how much KV is needed */
         die(err.msg);
+    }
+    for (uint32_t i = 0; i < n_cases; i++) {
+        uint64_t need = tokens_of(&cases[i]);
+
+        if (need > bt_model_info(m)->context) {
+            fprintf(stderr,
+                    "bench-engine: a case of %u tokens needs %llu with its steps, but the model's "
+                    "context is %u\n",
+                    cases[i].context, (unsigned long long)need, bt_model_info(m)->context);
+            exit(2);
+        }
     }
     enum bt_dtype t = dtypes[cfg.kv_dtype];
     size_t kv = pool_tokens() * kv_bytes_per_token(bt_model_info(m), t);

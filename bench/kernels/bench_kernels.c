@@ -145,6 +145,24 @@ static void run(struct bench *b)
     }
 }
 
+/* Says which there are if --type is none of them. */
+static bool type_exists(void)
+{
+    for (int t = 0; cfg.type != NULL && t < BT_DTYPE_COUNT; t++) {
+        if (strcmp(cfg.type, bt_dtype_name((enum bt_dtype)t)) == 0) {
+            return true;
+        }
+    }
+    if (cfg.type != NULL) {
+        fprintf(stderr, "bench-kernels: --type %s: want one of", cfg.type);
+        for (int t = 0; t < BT_DTYPE_COUNT; t++) {
+            fprintf(stderr, " %s", bt_dtype_name((enum bt_dtype)t));
+        }
+        fputc('\n', stderr);
+    }
+    return cfg.type == NULL;
+}
+
 int main(int argc, char **argv)
 {
     struct bt_opt_result res;
@@ -157,6 +175,9 @@ int main(int argc, char **argv)
     }
     if (res.exit_now) {
         return 0;
+    }
+    if (!type_exists()) {
+        return 2;
     }
     uint32_t threads = cfg.threads != 0 ? cfg.threads : bt_cpus_usable();
     struct bt_k_opts opts = {

@@ -92,12 +92,15 @@ def test_complete_errors(up):
         r = run(*args, stdin="")
         assert r.returncode == 1 and "127.0.0.1:1" in r.stderr and "baton up" in r.stderr and not r.stdout
     assert run("complete", "--server", up.address, stdin="").returncode == 2
+    for option, value in (("top-p", "-0.5"), ("temperature", "-0.1"), ("seed", "1.5"), ("max-tokens", "0.5")):
+        r = run("complete", "--server", up.address, f"--{option}", value, "a")
+        assert r.returncode == 2 and f"--{option} {value}: want" in r.stderr, r
 
 
 def test_status(up):
     r = run("status", "--server", up.address)
     assert r.returncode == 0
-    for word in ("prefill-0", "prefill-1", "decode-0", "ready"):
+    for word in ("prefill-0", "prefill-1", "decode-0", "ready", "class cpu-f32;"):
         assert word in r.stdout, r.stdout
     assert "\x1b" not in r.stdout, "no colours outside a terminal"
 
@@ -382,6 +385,21 @@ def test_a_bad_passed_option_is_named(tmp_path):
 def test_model_that_is_not_there():
     out = run("up", "--model", "/no/such/model", "--listen", "127.0.0.1:0")
     assert out.returncode != 0 and "/no/such/model" in out.stderr + out.stdout
+
+
+def test_folder_with_a_gguf_file_only(tmp_path):
+    """The file itself is what has to be given, and every program says so."""
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    for r in (run("perplexity", os.fspath(tmp_path), __file__),
+              subprocess.run([os.path.join(BIN, "baton-router"), "--model", tmp_path], capture_output=True, text=True, check=False)):
+        assert r.returncode != 0 and "m.gguf lies there: give the path of that file" in r.stderr, r
+
+
+@pytest.mark.parametrize("program,args", [("baton-router", []), ("baton-decoded", ["--router", "127.0.0.1:1"])])
+def test_lease_shorter_than_heartbeats(program, args):
+    r = subprocess.run([os.path.join(BIN, program), "--model", tiny("llama"), "--lease", "400ms", *args], capture_output=True, text=True,
+                       check=False)
+    assert r.returncode == 2 and "--lease 400 ms is shorter than two heartbeats of 250 ms" in r.stderr, r
 
 
 def test_port_in_use(up):
