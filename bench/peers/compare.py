@@ -37,6 +37,7 @@ def arguments():
     p.add_argument("--kv-dtype", default="f16", choices=["f32", "f16", "bf16"], help="of both")
     p.add_argument("--classes", default="auto", metavar="C[,C...]", help="numerics classes of Baton, all beside the same runs of the peer; "
                    "auto: what the weights suggest")
+    p.add_argument("--isa", default="auto", choices=["auto", "avx2"], help="avx2: both without AVX-512, as on CPUs that have none")
     p.add_argument("--engine-opts", default="", metavar="TEXT", help="more options for bench-engine, separated by blanks")
     p.add_argument("--run", default=os.environ.get("RUN", ""), metavar="COMMAND",
                    help="put before every measured program, e.g. 'chrt -f 1' on a machine with other work")
@@ -71,7 +72,7 @@ def one_run(args, model, threads, numerics):
     if numerics is None:
         return output(args, [args.peer_python, os.path.join(HERE, PEERS[args.peer]), model_of_peer(args, model), *common,
                              *args.peer_opts.split()])
-    return output(args, [os.path.join(args.bin, "bench-engine"), *common, "--limits", "--json", "--numerics", numerics,
+    return output(args, [os.path.join(args.bin, "bench-engine"), *common, "--limits", "--json", "--numerics", numerics, "--isa", args.isa,
                          *args.engine_opts.split(), model])
 
 
@@ -107,17 +108,18 @@ def median_of(cases, field):
     return statistics.median(c[field] for c in cases)
 
 
-def peaks(numerics, limit_runs):
-    """Names and rates of the products that kernels of a numerics class may use, besides FMA."""
-    if numerics == "cpu-int8":
-        return {"maddubs": maddubs(limit_runs), "VNNI": best(limit_runs, "int8 vnni")}
-    return {"BF16": best(limit_runs, "bf16")} if numerics == "cpu-bf16" else {}
+def peaks(entry):
+    """Names and rates of the products that kernels of an entry's numerics class and instruction set may use, besides FMA."""
+    runs, wide = entry["limits"], entry.get("isa", "auto") == "auto"
+    if entry["numerics"] == "cpu-int8":
+        return {"maddubs": maddubs(runs), "VNNI": best(runs, "int8 vnni") if wide else 0}
+    return {"BF16": best(runs, "bf16")} if entry["numerics"] == "cpu-bf16" and wide else {}
 
 
-def shares(case, ours, numerics, limit_runs):
+def shares(case, ours, entry):
     gops = median_of(ours, "gops")
     found = [("FMA", statistics.median(c["gops"] / c["fma_gops"][0] for c in ours))]
-    found += [(name, gops / rate) for name, rate in peaks(numerics, limit_runs).items() if rate > 0]
+    found += [(name, gops / rate) for name, rate in peaks(entry).items() if rate > 0]
     text = f"{gops:.0f} GFLOP/s: " + ", ".join(f"{share:.0%} of {name}" for name, share in found)
     if case[0] == "prefill":
         return text
@@ -132,7 +134,7 @@ def table_row(entry, case, ours, theirs):
     low = min(c["tokens_per_s"] for c in ours) / max(c["tokens_per_s"] for c in theirs)
     high = max(c["tokens_per_s"] for c in ours) / min(c["tokens_per_s"] for c in theirs)
     return (f"| {entry['model']} | {entry['numerics']} | {entry['threads']} | {what} | {a:.1f} | {b:.1f} | {a / b:.2f} ({low:.2f}–{high:.2f}) | "
-            f"{shares(case, ours, entry['numerics'], entry['limits'])} |")
+            f"{shares(case, ours, entry)} |")
 
 
 def table_rows(entry):
@@ -164,7 +166,7 @@ def limit_share(case, ours, entry):
     """In %: prefill, of the fastest products that the class may use; decode, of reading."""
     if case[0] == "decode":
         return 100 * statistics.median(c["gbytes_per_s"] / c["read_gbytes_per_s"][0] for c in ours)
-    fastest = max([best(entry["limits"], "fma"), *peaks(entry["numerics"], entry["limits"]).values()])
+    fastest = max([best(entry["limits"], "fma"), *peaks(entry).values()])
     return 100 * median_of(ours, "gops") / fastest
 
 
@@ -200,7 +202,7 @@ def merged(paths):
     for path in paths:
         with open(path, encoding="utf-8") as f:
             for e in json.load(f):
-                key = (e["peer_name"], e["model"], e["threads"], e["numerics"], e["engine_opts"])
+                key = (e["peer_name"], e["model"], e["threads"], e["numerics"], e["engine_opts"], e.get("isa", "auto"))
                 if key not in found:
                     found[key] = e
                 else:
@@ -228,7 +230,7 @@ def make_models(args):
 def heading(args, version):
     git = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty=+changes", "--abbrev=12"], capture_output=True, text=True)
     print(f"Baton {git.stdout.strip() or 'unknown'}, {args.peer} {version}, {platform.platform()}; KV "
-          f"{args.kv_dtype}, {args.rounds} rounds in turn, medians; load average at the start {os.getloadavg()[0]:.1f}"
+          f"{args.kv_dtype}, {args.rounds} rounds in turn, medians{'; both without AVX-512' if args.isa == 'avx2' else ''}; load average at the start {os.getloadavg()[0]:.1f}"
           f"{', run with ' + args.run if args.run else ''}.\n")
 
 
@@ -256,7 +258,7 @@ def main():
             theirs = runs.pop(None)
             version = theirs[0]["version"]
             limit_runs.append(limits(args, threads))
-            entries += [{"model": name, "threads": threads, "numerics": ours[0]["numerics"], "engine_opts": args.engine_opts,
+            entries += [{"model": name, "threads": threads, "numerics": ours[0]["numerics"], "engine_opts": args.engine_opts, "isa": args.isa,
                          "peer_name": args.peer, "baton": ours, "peer": theirs, "limits": limit_runs} for ours in runs.values()]
     say_limits(entries)
     heading(args, version)
