@@ -6,7 +6,6 @@
 Prints one JSON object with the fields of `bench-engine --json` that comparisons read. Through llama-cpp-python's low-level
 calls, no sampling (which only helps llama.cpp), KV cache in f16 unless told otherwise, its own choice of attention."""
 
-import argparse
 import ctypes
 import json
 import statistics
@@ -14,19 +13,7 @@ import time
 
 import llama_cpp as lc
 
-WARM_STEPS = 2
-
-
-def arguments():
-    p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    p.add_argument("model")
-    p.add_argument("--threads", type=int, default=1)
-    p.add_argument("--prefill", default="512", metavar="N[,N...]")
-    p.add_argument("--decode", default="1@512", metavar="B@C[,...]")
-    p.add_argument("--steps", type=int, default=32)
-    p.add_argument("--repeat", type=int, default=3)
-    p.add_argument("--kv-dtype", choices=["f32", "f16", "bf16"], default="f16")
-    return p.parse_args()
+from peer_cases import WARM_STEPS, decode_case, decodes, made_up_tokens, parser, prefill_case, prefills
 
 
 class Context:
@@ -70,14 +57,6 @@ class Context:
         lc.llama_free(self.ctx)
 
 
-def made_up_tokens(n, vocab):
-    s, out = 1, []
-    for _ in range(n):
-        s = (s * 1664525 + 1013904223) & 0xFFFFFFFF
-        out.append((s >> 8) % vocab)
-    return out
-
-
 def prefill(model, args, n, vocab):
     c = Context(model, args, 1, n + 1)
     tokens = made_up_tokens(n, vocab)
@@ -89,8 +68,7 @@ def prefill(model, args, n, vocab):
         c.prompt(tokens)
         times.append(time.perf_counter() - start)
     c.close()
-    s = statistics.median(times)
-    return {"phase": "prefill", "batch": 1, "context": n, "seconds": s, "tokens_per_s": n / s}
+    return prefill_case(n, statistics.median(times))
 
 
 def decode(model, args, batch, context, vocab):
@@ -106,12 +84,11 @@ def decode(model, args, batch, context, vocab):
         c.decode(todo)
         times.append(time.perf_counter() - start)
     c.close()
-    s = statistics.median(times[WARM_STEPS:])
-    return {"phase": "decode", "batch": batch, "context": context, "seconds": s, "tokens_per_s": batch / s}
+    return decode_case(batch, context, statistics.median(times[WARM_STEPS:]))
 
 
 def main():
-    args = arguments()
+    args = parser(__doc__, "MODEL.gguf", choices=["f32", "f16", "bf16"], default="f16").parse_args()
     silent = lc.llama_log_callback(lambda *_: None)
     lc.llama_log_set(silent, ctypes.c_void_p(0))
     lc.llama_backend_init()
@@ -121,11 +98,8 @@ def main():
         raise SystemExit(f"llama.cpp does not load {args.model}")
     ready = time.perf_counter() - start
     vocab = lc.llama_vocab_n_tokens(lc.llama_model_get_vocab(model))
-    cases = [prefill(model, args, int(n), vocab) for n in args.prefill.split(",") if n != "0"]
-    for text in args.decode.split(","):
-        if text != "0":
-            batch, context = text.split("@")
-            cases.append(decode(model, args, int(batch), int(context), vocab))
+    cases = [prefill(model, args, n, vocab) for n in prefills(args)]
+    cases += [decode(model, args, batch, context, vocab) for batch, context in decodes(args)]
     info = lc.llama_print_system_info().decode().strip(" |")
     print(json.dumps({"version": f"{lc.__version__} ({info})", "ready_s": ready, "cases": cases}))
 

@@ -6,47 +6,26 @@
 Prints one JSON object with the fields of `bench-engine --json` that comparisons read. Engine and worker in this process, no
 tokenizer, greedy sampling, no prefix cache."""
 
-import argparse
 import json
 import os
 import statistics
 import time
 
-WARM_STEPS = 2
+from peer_cases import WARM_STEPS, decode_case, decodes, made_up_tokens, parser, prefill_case, prefills
+
 DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 
 
-def arguments():
-    p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    p.add_argument("model")
-    p.add_argument("--threads", type=int, default=1)
-    p.add_argument("--prefill", default="512", metavar="N[,N...]")
-    p.add_argument("--decode", default="1@512", metavar="B@C[,...]")
-    p.add_argument("--steps", type=int, default=32)
-    p.add_argument("--repeat", type=int, default=3)
-    p.add_argument("--kv-dtype", choices=list(DTYPES), default="f32", help="of weights and activations too: vLLM has one type for all")
-    p.add_argument("--eager", action="store_true", help="do not compile")
-    return p.parse_args()
-
-
-def made_up_tokens(n, vocab, seed=1):
-    s, out = seed, []
-    for _ in range(n):
-        s = (s * 1664525 + 1013904223) & 0xFFFFFFFF
-        out.append((s >> 8) % vocab)
-    return out
-
-
 class Engine:
-    def __init__(self, args, decodes):
+    def __init__(self, args):
         cpus = sorted(os.sched_getaffinity(0))[:args.threads]
         os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_KVCACHE_SPACE="2", VLLM_LOGGING_LEVEL="ERROR",
                           VLLM_CPU_OMP_THREADS_BIND=",".join(map(str, cpus)), OMP_NUM_THREADS=str(args.threads))
         import vllm
         self.vllm = vllm
-        lengths = [int(n) for n in args.prefill.split(",")] + [c + args.steps + WARM_STEPS for _, c in decodes]
+        lengths = prefills(args) + [c + args.steps + WARM_STEPS for _, c in decodes(args)]
         self.llm = vllm.LLM(args.model, dtype=DTYPES[args.kv_dtype], skip_tokenizer_init=True, enable_prefix_caching=False, enforce_eager=args.eager,
-                            max_model_len=max(lengths) + 64, max_num_seqs=max([b for b, _ in decodes], default=1),
+                            max_model_len=max(lengths) + 64, max_num_seqs=max([b for b, _ in decodes(args)], default=1),
                             max_num_batched_tokens=2048, disable_log_stats=True, seed=0)
         self.vocab = self.llm.llm_engine.model_config.get_vocab_size()
         self.n_requests = 0
@@ -71,8 +50,7 @@ class Engine:
 def prefill(engine, args, n):
     tokens = made_up_tokens(n, engine.vocab)
     engine.run([tokens], 1)
-    s = statistics.median(sum(engine.run([tokens], 1)[0]) for _ in range(args.repeat))
-    return {"phase": "prefill", "batch": 1, "context": n, "seconds": s, "tokens_per_s": n / s}
+    return prefill_case(n, statistics.median(sum(engine.run([tokens], 1)[0]) for _ in range(args.repeat)))
 
 
 def decode(engine, args, batch, context):
@@ -80,18 +58,18 @@ def decode(engine, args, batch, context):
     times, counts = engine.run(prompts, args.steps + WARM_STEPS + 1)
     # Steps that gave every sequence one token, and nothing else.
     full = [t for t, before, after in zip(times[1:], counts, counts[1:]) if after - before == batch and before >= batch]
-    s = statistics.median(full[WARM_STEPS:])
-    return {"phase": "decode", "batch": batch, "context": context, "seconds": s, "tokens_per_s": batch / s}
+    return decode_case(batch, context, statistics.median(full[WARM_STEPS:]))
 
 
 def main():
-    args = arguments()
-    decodes = [tuple(int(v) for v in text.split("@")) for text in args.decode.split(",") if text != "0"]
+    p = parser(__doc__, "HF_DIRECTORY", choices=list(DTYPES), default="f32", help="of weights and activations too: vLLM has one type for all")
+    p.add_argument("--eager", action="store_true", help="do not compile")
+    args = p.parse_args()
     start = time.perf_counter()
-    engine = Engine(args, decodes)
+    engine = Engine(args)
     ready = time.perf_counter() - start
-    cases = [prefill(engine, args, int(n)) for n in args.prefill.split(",") if n != "0"]
-    cases += [decode(engine, args, batch, context) for batch, context in decodes]
+    cases = [prefill(engine, args, n) for n in prefills(args)]
+    cases += [decode(engine, args, batch, context) for batch, context in decodes(args)]
     print(json.dumps({"version": engine.vllm.__version__, "ready_s": ready, "cases": cases}))
 
 
