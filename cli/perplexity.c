@@ -262,7 +262,8 @@ static enum bt_status measure(const char *model, const char *file, const struct 
     st = st == BT_OK ? open_tokenizer(&r, model, err) : st;
     st = st == BT_OK ? read_ids(&r, file, err) : st;
     if (st == BT_OK) {
-        ko.numerics = cfg->numerics == 0 ? bt_model_numerics(r.m) : bt_k_classes[cfg->numerics - 1];
+        ko.numerics =
+            cfg->numerics == 0 ? bt_model_numerics(r.m, "cpu") : bt_k_classes[cfg->numerics - 1];
     }
     st = st == BT_OK ? bt_k_create_cpu(&ko, &r.k, err) : st;
     st = st == BT_OK ? bt_model_load(r.m, r.k, NULL, err) : st;

@@ -50,8 +50,8 @@ static enum bt_status open_model(struct bt_engine *e, const struct bt_engine_opt
         return st;
     }
     e->info = bt_model_info(e->model);
-    if (ko.numerics == NULL && strcmp(o->backend, "cpu") == 0) {
-        ko.numerics = bt_model_numerics(e->model);
+    if (ko.numerics == NULL) {
+        ko.numerics = bt_model_numerics(e->model, o->backend);
     }
     st = bt_k_create(o->backend, &ko, &e->k, err);
     if (st != BT_OK) {

@@ -31,13 +31,12 @@ struct bt_engine_opts {
     const char *model_path;
     const char *panel_dir; /* for packed weights, shared by processes (model/model.h); NULL: none */
     uint64_t panel_bytes_min;
-    const char *backend; /* "cpu", "cuda" */
-    uint32_t device;     /* index among the backend's devices */
-    const char *isa;     /* NULL: auto */
-    const char
-        *numerics; /* class (kernels/open.h); NULL: bt_model_numerics, or the backend's first */
-    uint32_t n_threads; /* 0: all usable CPUs */
-    uint64_t kv_bytes;  /* size of the KV pool; 0: a quarter of the usable memory (CPU only) */
+    const char *backend;  /* "cpu", "cuda" */
+    uint32_t device;      /* index among the backend's devices */
+    const char *isa;      /* NULL: auto */
+    const char *numerics; /* class (kernels/open.h); NULL: bt_model_numerics */
+    uint32_t n_threads;   /* 0: all usable CPUs */
+    uint64_t kv_bytes;    /* size of the KV pool; 0: a quarter of the usable memory (CPU only) */
     uint32_t page_tokens;
     enum bt_dtype kv_dtype; /* F32, F16 or BF16 */
     uint32_t chunk_tokens;  /* token budget of one step's prefill */

@@ -129,7 +129,7 @@ struct bt_k_attn {
 
 enum bt_k_act { BT_K_SILU, BT_K_GELU_TANH, BT_K_GELU_ERF };
 
-/* Names the numerics class; part of what two nodes must have alike. Static storage. */
+/* Names the numerics class; part of what two nodes must have alike. Owned by the context. */
 const char *bt_k_numerics(const struct bt_kctx *k);
 /* For logs: "cpu avx512, 2 threads". Owned by the context. */
 const char *bt_k_describe(const struct bt_kctx *k);

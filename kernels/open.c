@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-const char *const bt_k_all_classes[] = {"cpu-f32", "cpu-int8", "cpu-bf16", "cuda-f32"};
+const char *const bt_k_all_classes[] = {"cpu-f32", "cpu-int8", "cpu-bf16", "cuda-f32", "cuda-bf16"};
 
 enum bt_status bt_k_create(const char *backend, const struct bt_k_opts *opts, struct bt_kctx **out,
                            struct bt_err *err)

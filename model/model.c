@@ -135,7 +135,7 @@ const struct bt_model_info *bt_model_info(const struct bt_model *m)
     return &m->info;
 }
 
-const char *bt_model_numerics(const struct bt_model *m)
+const char *bt_model_numerics(const struct bt_model *m, const char *backend)
 {
     uint64_t floats = 0, bf16 = 0, blocks = 0;
 
@@ -145,6 +145,9 @@ const char *bt_model_numerics(const struct bt_model *m)
         uint64_t n = s->for_gemm ? (uint64_t)s->n_rows * s->n_cols : 0;
 
         *(type == BT_DTYPE_BF16 ? &bf16 : type > BT_DTYPE_BF16 ? &blocks : &floats) += n;
+    }
+    if (strcmp(backend, "cuda") == 0) {
+        return bf16 > floats && bf16 > blocks ? "cuda-bf16" : "cuda-f32";
     }
     return blocks > floats && blocks > bf16 ? "cpu-int8" : bf16 > floats ? "cpu-bf16" : "cpu-f32";
 }

@@ -1,14 +1,13 @@
-/* Causal attention of tiles of 16 (token, head) rows of one key-value head over a paged cache, and the writing of K and V
- * into pages. A row's result depends on its position, window and keys only: in which tile it is, with which others, and
+/* Causal attention in f32 of tiles of 16 (token, head) rows of one key-value head over a paged cache, the joining of splits that
+ * ran at once (here or in cuda_attention_tiles.cu), and the writing of K and V into pages. A row's result depends on its position, window and keys only: in which tile it is, with which others, and
  * whether its splits ran at once or one after the other changes no bit. */
 
-#include "kernels/cuda/cuda_numbers_int.cuh"
+#include "kernels/cuda/cuda_attend_int.cuh"
 
 #define THREADS     128U
 #define ROW_THREADS (THREADS / CUDA_ATTN_ROWS) /* that share a row */
 #define ROW_KEYS    (CUDA_ATTN_KEYS / ROW_THREADS)
 #define PITCH_S     (CUDA_ATTN_KEYS + 1)
-#define NONE        float_of_bits(0xff800000U) /* minus infinity */
 
 static __device__ __forceinline__ float kv_value(const uint8_t *p, size_t i, uint32_t dtype)
 {
@@ -61,11 +60,6 @@ struct where {
     size_t batch_row;
     const uint32_t *pages;
 };
-
-static __device__ __forceinline__ uint32_t first_seen(uint32_t pos, uint32_t window)
-{
-    return window != 0 && pos >= window ? pos - window + 1 : 0;
-}
 
 static __device__ __forceinline__ struct where find_row(const struct cuda_attn &a)
 {
@@ -208,14 +202,6 @@ static __device__ __forceinline__ void write_row(const struct cuda_attn &a, cons
     }
 }
 
-static __device__ __forceinline__ float *part_of(const struct cuda_attn &a, const struct where &w,
-                                                 uint32_t split)
-{
-    const size_t at = ((size_t)blockIdx.x * a.kv.n_kv_heads + blockIdx.y) * a.n_splits + split;
-
-    return a.part + (at * CUDA_ATTN_ROWS + w.row) * (a.kv.head_dim + 2);
-}
-
 /* Grid: (tiles, key-value heads, splits at once or 1). Shared: q, keys, scores. */
 template <int NACC> static __global__ void __launch_bounds__(THREADS) attend(struct cuda_attn a)
 {
@@ -236,7 +222,7 @@ template <int NACC> static __global__ void __launch_bounds__(THREADS) attend(str
     __syncthreads();
     if (a.n_splits != 0) {
         attend_split(a, w, first + blockIdx.z, q, keys, scores, s);
-        float *part = part_of(a, w, blockIdx.z);
+        float *part = part_row(a, blockIdx.z, w.row);
         if (w.real && w.c == 0) {
             part[0] = s.max;
             part[1] = s.sum;
@@ -273,7 +259,7 @@ template <int NACC> static __global__ void __launch_bounds__(THREADS) join(struc
         if (!row_sees(w, split)) {
             continue;
         }
-        const float *part = part_of(a, w, split - first);
+        const float *part = part_row(a, split - first, w.row);
         float acc[NACC];
 #pragma unroll
         for (int i = 0; i < NACC; i++) {
@@ -293,8 +279,13 @@ template <int NACC> static void launch(struct cuda_ctx *c, const struct cuda_att
         (CUDA_ATTN_ROWS * dim + CUDA_ATTN_KEYS * (dim + 1) + CUDA_ATTN_ROWS * PITCH_S) *
         sizeof(float);
 
-    BT_LAUNCH(c, (attend<NACC>), dim3(a.n_tiles, a.kv.n_kv_heads, a.n_splits != 0 ? a.n_splits : 1),
-              THREADS, shared, a);
+    if (cuda_attention_tiled(c, &a.kv)) {
+        cuda_attention_tiles(c, attn);
+    } else {
+        BT_LAUNCH(c, (attend<NACC>),
+                  dim3(a.n_tiles, a.kv.n_kv_heads, a.n_splits != 0 ? a.n_splits : 1), THREADS,
+                  shared, a);
+    }
     if (a.n_splits != 0) {
         BT_LAUNCH(c, (join<NACC>), dim3(a.n_tiles, a.kv.n_kv_heads), THREADS, 0, a);
     }

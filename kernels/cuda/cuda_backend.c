@@ -46,6 +46,7 @@ static void cuda_destroy(struct bt_kctx *k)
     }
     cuda_upload_fini(c);
     (void)cuda_ok(c, cudaFree(c->attn.p), "device memory");
+    (void)cuda_ok(c, cudaFree(c->x16.p), "device memory");
     (void)cuda_ok(c, cudaFree(c->moe.p), "device memory");
     if (c->stream != NULL) {
         (void)cuda_ok(c, cudaStreamDestroy(c->stream), "end");
@@ -203,19 +204,40 @@ static enum bt_status prepare(struct cuda_ctx *c, struct bt_err *err)
         st = cuda_status(cudaMalloc(&c->attn.p, CUDA_ATTN_SCRATCH), "device memory", err);
         c->attn.bytes = CUDA_ATTN_SCRATCH;
     }
+    if (st == BT_OK && c->mma) {
+        st = cuda_status(cudaMalloc(&c->x16.p, CUDA_X16_SCRATCH), "device memory", err);
+        c->x16.bytes = CUDA_X16_SCRATCH;
+    }
     return st;
+}
+
+/* Sums of tensor cores are the device's own. */
+static void name_class(struct cuda_ctx *c, const struct cudaDeviceProp *prop)
+{
+    if (!c->mma) {
+        (void)snprintf(c->class_name, sizeof(c->class_name), "cuda-f32");
+        return;
+    }
+#ifdef BT_CUDA_EMULATED
+    (void)prop;
+    (void)snprintf(c->class_name, sizeof(c->class_name), "cuda-bf16-emulated");
+#else
+    (void)snprintf(c->class_name, sizeof(c->class_name), "cuda-bf16-sm%d%d", prop->major,
+                   prop->minor); /* fits */
+#endif
 }
 
 enum bt_status bt_k_create_cuda(const struct bt_k_opts *opts, struct bt_kctx **out,
                                 struct bt_err *err)
 {
-    static const char class_name[] = "cuda-f32";
+    const char *numerics = opts->numerics != NULL ? opts->numerics : "cuda-f32";
+    bool mma = strcmp(numerics, "cuda-bf16") == 0;
     struct cudaDeviceProp prop;
 
-    if (opts->numerics != NULL && strcmp(opts->numerics, class_name) != 0) {
-        return bt_err_set(err, BT_ERR_INVALID,
-                          "the CUDA backend has numerics class %s only, not \"%s\"", class_name,
-                          opts->numerics);
+    if (!mma && strcmp(numerics, "cuda-f32") != 0) {
+        return bt_err_set(
+            err, BT_ERR_INVALID,
+            "the CUDA backend has numerics classes cuda-f32 and cuda-bf16, not \"%s\"", numerics);
     }
     enum bt_status st = choose_device(opts->device, &prop, err);
     if (st != BT_OK) {
@@ -226,8 +248,10 @@ enum bt_status bt_k_create_cuda(const struct bt_k_opts *opts, struct bt_kctx **o
         return bt_err_set(err, BT_ERR_NOMEM, "out of memory for the CUDA context");
     }
     c->base.ops = &cuda_ops;
-    c->base.numerics = class_name;
+    c->base.numerics = c->class_name;
     c->device = opts->device;
+    c->mma = mma;
+    name_class(c, &prop);
     st = prepare(c, err);
     if (st != BT_OK) {
         cuda_destroy(&c->base);

@@ -225,6 +225,15 @@ static __device__ __forceinline__ void quant_block(const R &row, uint32_t dtype,
     }
 }
 
+/* Where k and k + 1 (k even, of block b) of row n lie among the words of a weight in fragments. */
+static __device__ __forceinline__ size_t cuda_tile_word(uint32_t n, uint32_t b, uint32_t k,
+                                                        uint32_t n_blocks)
+{
+    const uint32_t lane = n % 8 * 4 + k / 8, step = k / 4 % 2, word = n / 8 % 2 + k / 2 % 2 * 2;
+
+    return ((((size_t)(n / 16) * n_blocks + b) * 2 + step) * 32 + lane) * 4 + word;
+}
+
 /* Values 32 b … 32 b + 31 of row n. KIND: enum cuda_kind of the weight. Rows up to a multiple of 32 are there. */
 template <int KIND>
 static __device__ __forceinline__ void weight_block(const struct cuda_view &v, uint32_t n,
@@ -245,6 +254,14 @@ static __device__ __forceinline__ void weight_block(const struct cuda_view &v, u
                                              : float_of_bits(pair << 16);
             w[2 * j + 1] = KIND == CUDA_KIND_F16 ? float_of_f16(pair >> 16)
                                                  : float_of_bits(pair & 0xffff0000U);
+        }
+    } else if (KIND == CUDA_KIND_TILES) {
+        const uint32_t *words = (const uint32_t *)v.data;
+#pragma unroll
+        for (uint32_t j = 0; j < 16; j++) {
+            uint32_t pair = words[cuda_tile_word(n, b, 2 * j, v.n_blocks)];
+            w[2 * j] = float_of_bits(pair << 16);
+            w[2 * j + 1] = float_of_bits(pair & 0xffff0000U);
         }
     } else if (v.unit == 4) {
         quant_block(row_of<uint32_t>(v, n), v.dtype, b, w);

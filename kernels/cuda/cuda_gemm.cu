@@ -1,8 +1,9 @@
-/* Matrix products, of weights of every type. Two kernels with the same sums (cuda_int.h): for up to 8 rows every warp runs
- * down its own segments of K over the 32 outputs of a panel, reading the weights once in long stretches; for more rows
- * tiles of 64 x 128 outputs in shared memory. */
+/* Matrix products in f32, of weights of every type; those of tensor cores are in cuda_tiles.cu. Two kernels with the same
+ * sums (cuda_int.h): for up to 8 rows every warp runs down its own segments of K over the 32 outputs of a panel, reading the
+ * weights once in long stretches; for more rows tiles of 64 x 128 outputs in shared memory. */
 
 #include "kernels/cuda/cuda_blocks_int.cuh"
+#include "kernels/cuda/cuda_product_int.cuh"
 
 #define TILE_M       64U
 #define TILE_N       128U /* a multiple of CUDA_PANEL */
@@ -94,35 +95,6 @@ static void launch_gemv(struct cuda_ctx *c, const struct cuda_product *product)
 
 /* ---- tiles ---- */
 
-struct tile {
-    uint32_t row0, row1; /* output rows; none: row0 == row1 */
-    uint32_t expert;
-};
-
-/* The tile of blockIdx.y: of the whole output, or within one expert's rows. */
-static __device__ __forceinline__ struct tile find_tile(const struct cuda_product &p)
-{
-    struct tile t = {blockIdx.y * TILE_M, p.n_rows, 0};
-
-    if (p.experts == NULL) {
-        t.row1 = t.row0 + TILE_M < p.n_rows ? t.row0 + TILE_M : p.n_rows;
-        return t;
-    }
-    for (uint32_t e = 0, skip = blockIdx.y; e < p.n_experts; e++) {
-        const uint32_t start = p.start[e], n = p.start[e + 1] - start,
-                       tiles = (n + TILE_M - 1) / TILE_M;
-        if (skip < tiles) {
-            t.row0 = start + skip * TILE_M;
-            t.row1 = t.row0 + TILE_M < start + n ? t.row0 + TILE_M : start + n;
-            t.expert = e;
-            return t;
-        }
-        skip -= tiles;
-    }
-    t.row0 = t.row1 = 0;
-    return t;
-}
-
 /* 32 k of the tile's weights and rows into shared memory, k outermost. */
 template <int KIND>
 static __device__ __forceinline__ void
@@ -154,7 +126,7 @@ static __global__ void __launch_bounds__(TILE_THREADS) gemm(struct cuda_product 
 {
     shared_ptr<float> ws = shared_as<float>(0), xs = ws + CUDA_BLOCK * PITCH_N;
     const uint32_t i = threadIdx.x / 16, j = threadIdx.x % 16;
-    const struct tile t = find_tile(p);
+    const struct tile t = find_tile(p, TILE_M);
     struct cuda_view w = p.w;
     float acc[THREAD_M][THREAD_N] = {{0.0F}}, total[THREAD_M][THREAD_N] = {{0.0F}};
 
@@ -249,6 +221,26 @@ extern "C" void cuda_product(struct cuda_ctx *c, const struct cuda_product *p)
     case CUDA_KIND_BLOCKS:
         launch<CUDA_KIND_BLOCKS>(c, p);
         break;
+    case CUDA_KIND_TILES:
+        cuda_tiles_product(c, p);
+        break;
+    }
+}
+
+/* Pieces of rows that c's memory holds rounded. */
+static void tiles_gemm(struct cuda_ctx *c, struct cuda_product *p, uint32_t n_rows)
+{
+    const size_t row_bytes = (size_t)p->w.n_blocks * CUDA_BLOCK * sizeof(*p->x16);
+    const uint32_t most = (uint32_t)(CUDA_X16_SCRATCH / row_bytes);
+
+    BT_ASSERT(most > 0);
+    p->x16 = (uint16_t *)c->x16.p;
+    for (uint32_t row = 0; row < n_rows; row += p->n_rows) {
+        p->n_rows = n_rows - row < most ? n_rows - row : most;
+        cuda_tiles_round(c, p);
+        cuda_product(c, p);
+        p->x += p->n_rows * p->ldx;
+        p->y += p->n_rows * p->ldy;
     }
 }
 
@@ -267,7 +259,9 @@ extern "C" void cuda_gemm(struct bt_kctx *k, float *y, size_t ldy, const float *
     p.bias = bias;
     p.n_rows = n_rows;
     p.kind = w->view.kind;
-    if (n_rows > 0) {
+    if (p.kind == CUDA_KIND_TILES) {
+        tiles_gemm(cuda_of(k), &p, n_rows);
+    } else if (n_rows > 0) {
         cuda_product(cuda_of(k), &p);
     }
 }

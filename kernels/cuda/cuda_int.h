@@ -12,7 +12,25 @@
  *    positions. In a block: the maximum, p = exp(score - max), sums over p and p v position by position. Splits begin
  *    anew and are merged in order (merge_part in cuda_attention.cu): a decoding row's splits run at once, a prompt's one
  *    after the other, with the same bits.
- * exp, tanh, erf: the polynomials of the CPU backend. No operation is fused that is not written as fma. */
+ * exp, tanh, erf: the polynomials of the CPU backend. No operation is fused that is not written as fma.
+ *
+ * Numerics class "cuda-bf16". As cuda-f32, but for gemm with bf16 weights, and attention over f16 or bf16 pages with a head
+ * dimension that 8 divides. Both are made of one operation of tensor cores, c += Σ a b over 16 k, products of 16-bit values
+ * summed in f32 (cuda_tile_int.cuh). Its order and rounding inside are the device's, and are not published; so the class is
+ * named with the device's compute capability, "cuda-bf16-sm90", and nodes of other devices are of other classes.
+ * (The emulation, "cuda-bf16-emulated": acc = acc + a b, k by k.) What is taken for granted, and checked by the parity tests on
+ * whatever they run on: an output depends on its row of a, its column of b and its c, not on where in the operation it is or
+ * on its neighbours; and products that are zero change nothing but the sign of a zero.
+ *  - gemm: x is rounded to bf16, to nearest, ties to even. Weights are always a (16 outputs), rows of x always b (8 of them; if
+ *    fewer are there, with anything beside them): one row or a thousand, the operations of an output are the same. K is cut into segments of 512, a
+ *    segment is one chain of operations from +0, of k in the order 8 t + 4 s + 2 j + i for steps s = 0, 1 of 32 k; the segments
+ *    are added in order to +0; then + bias[n].
+ *  - attention: q is rounded to the pages' type. Scores are chains over the head from +0, 16 dimensions at a time, padded with
+ *    zeros to a multiple of 32. Keys come in blocks of 64 and splits of 256, aligned at absolute positions. In a block: the
+ *    maximum; p = exp(score - max) of the keys that the row sees, 0 of others. Their sum: four parts of 16 keys in order; a part
+ *    is t = 0 … 3 of ((p[2t] + p[2t + 1]) + p[2t + 8]) + p[2t + 9], added as (0 + 1) + (2 + 3). p is rounded to the pages' type,
+ *    and p v are chains over the keys, 16 at a time. Splits as in cuda-f32. A value that is not finite in V makes NaN of rows of
+ *    its sequence in the same call that do not see it yet. */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -31,19 +49,25 @@ extern "C" {
 #define CUDA_SEGMENT      256U /* k values in one chain of a product */
 #define CUDA_GEMV_ROWS    8U   /* products of more rows are tiled */
 #define CUDA_HEAD_DIM_MAX 512U
-#define CUDA_ATTN_ROWS    16U  /* (token, head) rows of an attention tile */
+#define CUDA_ATTN_ROWS                                                                             \
+    16U /* (token, head) rows of an attention tile; of tensor cores for prompts: up to four times */
 #define CUDA_ATTN_KEYS    32U  /* keys in a block of the online softmax */
 #define CUDA_ATTN_SPLIT   256U /* keys in a split */
+#define CUDA_TILE_SEGMENT 512U /* k values in one chain of a product on tensor cores */
 #define CUDA_EXPERTS_MAX  1024U
 #define CUDA_MOE_ROWS     512U /* rows routed together; more rows go in several rounds */
 #define CUDA_SHARED_MAX                                                                            \
     (160U * 1024U) /* shared memory of a block: what sm_80 has, and a little less */
 
-/* Kernels of products are made for each of these; the first three have the numbers of their types. */
-enum cuda_kind { CUDA_KIND_F32, CUDA_KIND_F16, CUDA_KIND_BF16, CUDA_KIND_BLOCKS };
+/* Kernels of products are made for each of these; the first three have the numbers of their types. TILES: bf16 in fragments,
+ * for tensor cores. */
+enum cuda_kind { CUDA_KIND_F32, CUDA_KIND_F16, CUDA_KIND_BF16, CUDA_KIND_BLOCKS, CUDA_KIND_TILES };
 
 /* How a kernel reads a weight. Panels of 32 rows, padded with zeros; a row's bytes (as in the file, plain types padded to 32
- * values) are cut into units of 2 or 4 bytes, and unit i of the 32 rows lies side by side: unit[panel][i][32]. */
+ * values) are cut into units of 2 or 4 bytes, and unit i of the 32 rows lies side by side: unit[panel][i][32].
+ * Of TILES, a panel is two tiles of 16 rows; a tile is [n_blocks][2 steps][32 lanes][4 words], what a lane gives to an operation
+ * of tensor cores side by side: word j of lane 4 g + t in step s of block b holds, of row g + 8 (j % 2), the values
+ * k = 32 b + 8 t + 4 s + 2 (j / 2) and k + 1. So a lane's share of 32 values of x, for two steps, is 8 consecutive ones. */
 struct cuda_view {
     const void *data;     /* device */
     const uint32_t *perm; /* device [n_cols], or NULL: value k goes with x[perm[k]] */
@@ -86,6 +110,7 @@ struct cuda_scratch {
     size_t bytes;
 };
 #define CUDA_ATTN_SCRATCH ((size_t)64 << 20)
+#define CUDA_X16_SCRATCH  ((size_t)64 << 20)
 
 /* Attention of tiles: rows (token, head of the group) of one span, one key-value head for each block. */
 struct cuda_tile {
@@ -106,8 +131,11 @@ struct cuda_ctx {
     struct bt_kctx base;
     cudaStream_t stream;
     uint32_t device;
+    bool mma; /* class cuda-bf16: tensor cores */
+    char class_name[32];
     struct cuda_upload up;
     struct cuda_scratch attn;  /* CUDA_ATTN_SCRATCH bytes: partial results of splits */
+    struct cuda_scratch x16;   /* CUDA_X16_SCRATCH bytes: x of a product on tensor cores, rounded */
     struct cuda_scratch moe;   /* activations of the experts, by moe_reserve */
     struct cuda_tile *tiles;   /* host [CUDA_TILES_MAX]: of one launch */
     uint32_t *pages;           /* host [CUDA_PAGES_MAX]: page tables of one launch */
@@ -163,8 +191,16 @@ struct cuda_product {
     const uint32_t *x_row;      /* [n_rows]: the row of x for an output row; NULL: the same */
     uint32_t n_experts;
     uint32_t kind; /* which weights are meant: enum cuda_kind */
+    uint16_t *
+        x16; /* device [n_rows][n_blocks * CUDA_BLOCK], 16-byte aligned: x in bf16, for CUDA_KIND_TILES */
 };
 void cuda_product(struct cuda_ctx *c, const struct cuda_product *p);
+/* Fills p->x16, in the order of output rows; then the product may be called. */
+void cuda_tiles_round(struct cuda_ctx *c, const struct cuda_product *p);
+/* What cuda_product and cuda_pack do for CUDA_KIND_TILES. */
+void cuda_tiles_product(struct cuda_ctx *c, const struct cuda_product *p);
+void cuda_tiles_pack(struct cuda_ctx *c, void *out, const uint8_t *raw, size_t raw_bytes,
+                     uint32_t n_rows, uint32_t n_panels, const struct cuda_view *v);
 
 /* Routing: kernels over device memory, see cuda_moe.c. */
 struct cuda_route {
@@ -191,10 +227,16 @@ struct cuda_attn {
     const struct cuda_tile *tiles; /* device */
     const uint32_t *pages;         /* device */
     uint32_t n_tiles;
+    uint32_t rows;     /* of a tile, at most; splits at once: CUDA_ATTN_ROWS */
     uint32_t n_splits; /* of the longest tile; 0: splits one after the other */
     float *part;       /* [n_tiles][n_kv_heads][n_splits][CUDA_ATTN_ROWS][head_dim + 2] */
 };
 void cuda_attention_run(struct cuda_ctx *c, const struct cuda_attn *a);
+/* Whether tensor cores compute it, and how many rows the tiles of a prompt have. */
+bool cuda_attention_tiled(const struct cuda_ctx *c, const struct bt_k_kv *kv);
+uint32_t cuda_attention_rows(const struct cuda_ctx *c, const struct bt_k_kv *kv);
+/* What cuda_attention_run does on tensor cores, all but joining splits. */
+void cuda_attention_tiles(struct cuda_ctx *c, const struct cuda_attn *a);
 
 /* One launch that writes rows of K and V. */
 struct cuda_store {

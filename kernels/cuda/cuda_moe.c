@@ -7,25 +7,35 @@
 
 /* One round's memory, carved from one block; n: assignments. */
 struct round {
-    float *gate, *up;        /* [n][ffn_dim] */
-    float *down;             /* [n][dim] */
+    float *gate, *up; /* [n][ffn_dim] */
+    float *down;      /* [n][dim] */
+    uint16_t *x16;    /* [n][the wider of dim, ffn_dim, padded to CUDA_BLOCK]: with tensor cores */
     struct cuda_route route; /* its arrays */
 };
 
-static size_t round_words(const struct bt_k_moe *moe, size_t rows)
+/* Words of a rounded row of x. */
+static size_t x16_words(const struct cuda_ctx *c, const struct bt_k_moe *moe)
+{
+    size_t k = moe->dim > moe->ffn_dim ? moe->dim : moe->ffn_dim;
+
+    return c->mma ? (k + CUDA_BLOCK - 1) / CUDA_BLOCK * (CUDA_BLOCK / 2) : 0;
+}
+
+static size_t round_words(const struct cuda_ctx *c, const struct bt_k_moe *moe, size_t rows)
 {
     size_t n = rows * moe->top_k;
 
-    return n * (moe->dim + 2 * (size_t)moe->ffn_dim + 5) + rows * moe->n_experts + moe->n_experts +
-           1;
+    return n * x16_words(c, moe) + n * (moe->dim + 2 * (size_t)moe->ffn_dim + 5) +
+           rows * moe->n_experts + moe->n_experts + 1;
 }
 
-static struct round carve(void *memory, const struct bt_k_moe *moe, uint32_t rows)
+static struct round carve(const struct cuda_ctx *c, const struct bt_k_moe *moe, uint32_t rows)
 {
     size_t n = (size_t)rows * moe->top_k;
     struct round r;
 
-    r.gate = memory;
+    r.x16 = c->moe.p; /* first: its rows are read 16 bytes at a time */
+    r.gate = (float *)c->moe.p + n * x16_words(c, moe);
     r.up = r.gate + n * moe->ffn_dim;
     r.down = r.up + n * moe->ffn_dim;
     r.route = (struct cuda_route){.n_rows = rows,
@@ -46,7 +56,7 @@ enum bt_status cuda_moe_reserve(struct bt_kctx *k, const struct bt_k_moe *moe, u
 {
     struct cuda_ctx *c = cuda_of(k);
     size_t bytes =
-        round_words(moe, n_rows < CUDA_MOE_ROWS ? n_rows : CUDA_MOE_ROWS) * sizeof(float);
+        round_words(c, moe, n_rows < CUDA_MOE_ROWS ? n_rows : CUDA_MOE_ROWS) * sizeof(float);
     void *p = NULL;
 
     if (bytes <= c->moe.bytes) {
@@ -76,9 +86,12 @@ static void run_experts(struct cuda_ctx *c, struct cuda_product *p, struct bt_kw
     }
     p->w = views[0];
     p->experts = cuda_send(c, views, n_experts * sizeof(views[0]));
-    for (uint32_t kind = 0; kind <= CUDA_KIND_BLOCKS; kind++) {
+    for (uint32_t kind = 0; kind <= CUDA_KIND_TILES; kind++) {
         if (kinds >> kind & 1U) {
             p->kind = kind;
+            if (kind == CUDA_KIND_TILES) {
+                cuda_tiles_round(c, p);
+            }
             cuda_product(c, p);
         }
     }
@@ -87,11 +100,12 @@ static void run_experts(struct cuda_ctx *c, struct cuda_product *p, struct bt_kw
 static void run_round(struct cuda_ctx *c, float *out, const float *x, const float *logits,
                       const struct bt_k_moe *moe, uint32_t n_rows)
 {
-    struct round r = carve(c->moe.p, moe, n_rows);
+    struct round r = carve(c, moe, n_rows);
     uint32_t n = n_rows * moe->top_k;
     struct cuda_product p = {.x = x,
                              .ldx = moe->dim,
                              .ldy = moe->ffn_dim,
+                             .x16 = r.x16,
                              .n_rows = n,
                              .start = r.route.start,
                              .row_expert = r.route.by_slot,

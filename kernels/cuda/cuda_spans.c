@@ -86,8 +86,8 @@ static uint32_t add_span(struct cuda_ctx *c, struct pending *p, const struct bt_
         return first;
     }
     uint32_t row = first;
-    for (; row < n_rows && p->n_tiles < CUDA_TILES_MAX; row += CUDA_ATTN_ROWS) {
-        uint32_t n = (uint32_t)min_size(n_rows - row, CUDA_ATTN_ROWS), splits = 0;
+    for (; row < n_rows && p->n_tiles < CUDA_TILES_MAX; row += a->rows) {
+        uint32_t n = (uint32_t)min_size(n_rows - row, a->rows), splits = 0;
         if (at_once) {
             splits = splits_of(a, s->pos + row / group, s->pos + (row + n - 1) / group);
             splits = splits > p->n_splits ? splits : p->n_splits;
@@ -113,6 +113,7 @@ static void attend_kind(struct cuda_ctx *c, struct cuda_attn *a, const struct bt
     uint32_t group = a->a.n_heads / a->kv.n_kv_heads;
     struct pending p = {.a = a};
 
+    a->rows = decoding ? CUDA_ATTN_ROWS : cuda_attention_rows(c, &a->kv);
     for (uint32_t i = 0; i < n_spans; i++) {
         const struct bt_k_span *s = &spans[i];
         /* A split more than one is worth it, and all of a tile must have room. */

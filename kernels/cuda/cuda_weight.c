@@ -72,6 +72,14 @@ static enum bt_status send_rows(struct cuda_ctx *c, struct cuda_weight *w,
     return st == BT_OK && done == BT_OK ? c->fault : st != BT_OK ? st : done;
 }
 
+static uint32_t kind_of(const struct cuda_ctx *c, const struct bt_k_weight_desc *d)
+{
+    if (c->mma && d->for_gemm && d->dtype == BT_DTYPE_BF16) {
+        return CUDA_KIND_TILES;
+    }
+    return d->dtype < BT_DTYPE_Q4_0 ? (uint32_t)d->dtype : CUDA_KIND_BLOCKS;
+}
+
 enum bt_status cuda_weight_create(struct bt_kctx *k, const struct bt_k_weight_desc *d,
                                   struct bt_kweight **out, struct bt_err *err)
 {
@@ -94,8 +102,7 @@ enum bt_status cuda_weight_create(struct bt_kctx *k, const struct bt_k_weight_de
                                  .unit = cuda_unit(d->dtype),
                                  .row_units = (uint32_t)(row_bytes / cuda_unit(d->dtype)),
                                  .dtype = (uint32_t)d->dtype,
-                                 .kind = d->dtype < BT_DTYPE_Q4_0 ? (uint32_t)d->dtype
-                                                                  : CUDA_KIND_BLOCKS};
+                                 .kind = kind_of(c, d)};
     w->for_gemm = d->for_gemm;
     w->for_embed = d->for_embed;
     w->base.packed_bytes =

@@ -32,7 +32,9 @@ extern "C" void cuda_pack(struct cuda_ctx *c, void *out, const uint8_t *raw, siz
     const size_t n = (size_t)n_panels * CUDA_PANEL * v->row_units;
     const uint32_t row_units = v->row_units;
 
-    if (v->unit == 4) {
+    if (v->kind == CUDA_KIND_TILES) {
+        cuda_tiles_pack(c, out, raw, raw_bytes, n_rows, n_panels, v);
+    } else if (v->unit == 4) {
         BT_LAUNCH(c, (pack<uint32_t>), cuda_blocks(n, THREADS), THREADS, 0, (uint32_t *)out, raw,
                   raw_bytes, n_rows, n, row_units);
     } else {
@@ -95,6 +97,10 @@ extern "C" void cuda_embed(struct bt_kctx *k, float *y, const struct bt_kweight 
             break;
         case CUDA_KIND_BLOCKS:
             BT_LAUNCH(c, (embed<CUDA_KIND_BLOCKS>), cuda_blocks(n, THREADS), THREADS, 0, to, v, dev,
+                      n, scale);
+            break;
+        case CUDA_KIND_TILES:
+            BT_LAUNCH(c, (embed<CUDA_KIND_TILES>), cuda_blocks(n, THREADS), THREADS, 0, to, v, dev,
                       n, scale);
             break;
         }

@@ -11,12 +11,12 @@ struct cp {
     struct bt_kctx *cpu, *cuda;
 };
 
-/* Leaves the program (77: skipped) where there is no device. */
-static inline void cp_open(struct cp *p)
+/* numerics: the CUDA class; NULL: its first. Leaves the program (77: skipped) where there is no device. */
+static inline void cp_open_as(struct cp *p, const char *numerics)
 {
-    const struct bt_k_opts o = {.n_threads = 1};
+    const struct bt_k_opts o = {.n_threads = 1}, cuda = {.numerics = numerics};
     struct bt_err err = {0};
-    enum bt_status st = bt_k_create("cuda", &o, &p->cuda, &err);
+    enum bt_status st = bt_k_create("cuda", &cuda, &p->cuda, &err);
 
     if (st == BT_ERR_UNSUPPORTED) {
         printf("skipped: %s\n", err.msg);
@@ -26,7 +26,12 @@ static inline void cp_open(struct cp *p)
         fprintf(stderr, "%s\n", err.msg);
         exit(1);
     }
-    printf("%s; %s\n", bt_k_describe(p->cuda), bt_k_describe(p->cpu));
+    printf("%s, %s; %s\n", bt_k_describe(p->cuda), bt_k_numerics(p->cuda), bt_k_describe(p->cpu));
+}
+
+static inline void cp_open(struct cp *p)
+{
+    cp_open_as(p, NULL);
 }
 
 static inline void cp_close(struct cp *p)

@@ -1,7 +1,7 @@
-/* Fibers for the threads of a block, their barriers and the watch over shared memory. Owns the stacks and the block's
- * shared memory; knows nothing of kernels. */
+/* Fibers for the threads of a block, and their barriers. Owns the stacks and the block's shared memory; knows nothing of
+ * kernels. */
 
-#include "kernels/cuda/emulation/emu_block_int.h"
+#include "kernels/cuda/emulation/emu_fibers_int.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,51 +17,8 @@
 #define STACK_BYTES ((size_t)64 << 10)
 #endif
 
-#define GRANULE 4U /* bytes of shared memory that are watched together: no type is smaller */
-#define NOBODY  UINT32_MAX
-#define SEVERAL (UINT32_MAX - 1U)
-
-enum fiber_state { FRESH, READY, AT_BARRIER, AT_WARP, ENDED };
-
-struct fiber {
-    struct emu_self self;
-    void *sp;
-    enum fiber_state state;
-    uint64_t phase; /* of the barrier or warp that it waits for */
-    void *fake;     /* AddressSanitizer's */
-};
-
-struct warp {
-    uint64_t phase;
-    uint32_t arrived;
-    uint64_t values[2][EMU_WARP];
-};
-
-/* Who touched a granule of shared memory, and between which barriers. */
-struct granule {
-    uint64_t written, read; /* the block's phase; 0: never */
-    uint32_t writer, reader;
-};
-
-struct emu_fibers {
-    uint8_t *stacks; /* [EMU_THREADS_MAX][STACK_BYTES] */
-    struct fiber threads[EMU_THREADS_MAX];
-    struct warp warps[EMU_THREADS_MAX / EMU_WARP];
-    unsigned char *shared;
-    struct granule *granules;
-    const struct emu_launch *launch;
-    uint32_t n_threads, running;
-    uint64_t phase; /* never 0; goes on from block to block, so that granules need no clearing */
-    uint64_t block_phase; /* the phase in which this block began */
-    uint32_t arrived;
-    void *scheduler; /* its stack pointer */
-    const void *main_stack;
-    size_t main_stack_bytes;
-    void *main_fake;
-};
-
 __thread struct emu_self *emu_self;
-static __thread struct emu_fibers *now;
+__thread struct emu_fibers *emu_now;
 
 /* Saves the callee's registers and stack pointer in *from, and goes on at to. */
 void emu_switch(void **from, void *to);
@@ -119,75 +76,85 @@ static void *first_stack(uint8_t *stack)
 #error "the CUDA emulation changes stacks on x86-64 and AArch64 only"
 #endif
 
-static __attribute__((noreturn)) void broken(uint32_t thread, const char *text)
+void emu_broken(uint32_t thread, const char *text)
 {
-    const struct emu_self *s = &now->threads[thread].self;
+    const struct emu_self *s = &emu_now->threads[thread].self;
 
     fprintf(stderr, "cuda emulation: %s, block (%u, %u, %u), thread (%u, %u, %u): %s\n",
-            now->launch->kernel, s->block.x, s->block.y, s->block.z, s->thread.x, s->thread.y,
+            emu_now->launch->kernel, s->block.x, s->block.y, s->block.z, s->thread.x, s->thread.y,
             s->thread.z, text);
     abort();
 }
 
-static void to_scheduler(struct fiber *f, bool ended)
+static void to_scheduler(struct emu_fiber *f, bool ended)
 {
 #ifdef EMU_ASAN
-    __sanitizer_start_switch_fiber(ended ? NULL : &f->fake, now->main_stack, now->main_stack_bytes);
+    __sanitizer_start_switch_fiber(ended ? NULL : &f->fake, emu_now->main_stack,
+                                   emu_now->main_stack_bytes);
 #else
     (void)ended;
 #endif
-    emu_switch(&f->sp, now->scheduler);
+    emu_switch(&f->sp, emu_now->scheduler);
 #ifdef EMU_ASAN
-    __sanitizer_finish_switch_fiber(f->fake, &now->main_stack, &now->main_stack_bytes);
+    __sanitizer_finish_switch_fiber(f->fake, &emu_now->main_stack, &emu_now->main_stack_bytes);
 #endif
+}
+
+void emu_give_way(void)
+{
+    to_scheduler(&emu_now->threads[emu_now->running], false);
 }
 
 void emu_begin(void)
 {
-    struct fiber *f = &now->threads[now->running];
+    struct emu_fiber *f = &emu_now->threads[emu_now->running];
 
 #ifdef EMU_ASAN
-    __sanitizer_finish_switch_fiber(NULL, &now->main_stack, &now->main_stack_bytes);
+    __sanitizer_finish_switch_fiber(NULL, &emu_now->main_stack, &emu_now->main_stack_bytes);
 #endif
-    now->launch->thread(now->launch->arg);
-    f->state = ENDED;
+    emu_now->launch->thread(emu_now->launch->arg);
+    if (f->n_copies > 0) {
+        emu_broken(emu_now->running, "ends while copies into shared memory are in flight");
+    }
+    f->state = EMU_ENDED;
     to_scheduler(f, true);
     abort(); /* an ended fiber is not resumed */
 }
 
 static void resume(uint32_t t)
 {
-    struct fiber *f = &now->threads[t];
+    struct emu_fiber *f = &emu_now->threads[t];
 
-    now->running = t;
+    emu_now->running = t;
     emu_self = &f->self;
-    if (f->state == FRESH) {
-        f->sp = first_stack(now->stacks + t * STACK_BYTES);
+    if (f->state == EMU_FRESH) {
+        f->sp = first_stack(emu_now->stacks + t * STACK_BYTES);
         f->fake = NULL;
     }
-    f->state = READY;
+    f->state = EMU_READY;
 #ifdef EMU_ASAN
-    __sanitizer_start_switch_fiber(&now->main_fake, now->stacks + t * STACK_BYTES, STACK_BYTES);
+    __sanitizer_start_switch_fiber(&emu_now->main_fake, emu_now->stacks + t * STACK_BYTES,
+                                   STACK_BYTES);
 #endif
-    emu_switch(&now->scheduler, f->sp);
+    emu_switch(&emu_now->scheduler, f->sp);
 #ifdef EMU_ASAN
-    __sanitizer_finish_switch_fiber(now->main_fake, NULL, NULL);
+    __sanitizer_finish_switch_fiber(emu_now->main_fake, NULL, NULL);
 #endif
 }
 
 static bool may_run(uint32_t t)
 {
-    const struct fiber *f = &now->threads[t];
+    const struct emu_fiber *f = &emu_now->threads[t];
 
     switch (f->state) {
-    case FRESH:
-    case READY:
+    case EMU_FRESH:
+    case EMU_READY:
         return true;
-    case AT_BARRIER:
-        return f->phase != now->phase;
-    case AT_WARP:
-        return f->phase != now->warps[t / EMU_WARP].phase;
-    case ENDED:
+    case EMU_AT_BARRIER:
+        return f->phase != emu_now->phase;
+    case EMU_AT_WARP:
+        return f->phase != emu_now->warps[t / EMU_WARP].phase;
+    case EMU_ENDED:
     default:
         return false;
     }
@@ -213,23 +180,24 @@ static bool run_warp(uint32_t first, uint32_t end)
 
 static void run_block(struct emu_dim block)
 {
-    uint32_t n = now->n_threads;
-    struct emu_dim size = now->launch->block;
+    uint32_t n = emu_now->n_threads;
+    struct emu_dim size = emu_now->launch->block;
 
     for (uint32_t t = 0; t < n; t++) {
-        now->threads[t].state = FRESH;
-        now->threads[t].self =
+        emu_now->threads[t].state = EMU_FRESH;
+        emu_now->threads[t].group = emu_now->threads[t].n_copies = 0;
+        emu_now->threads[t].self =
             (struct emu_self){.thread = {t % size.x, t / size.x % size.y, t / size.x / size.y},
                               .block = block,
                               .block_size = size,
-                              .grid = now->launch->grid,
-                              .shared = now->shared};
+                              .grid = emu_now->launch->grid,
+                              .shared = emu_now->shared};
     }
     for (uint32_t w = 0; w < (n + EMU_WARP - 1) / EMU_WARP; w++) {
-        now->warps[w].arrived = 0;
+        emu_now->warps[w].arrived = 0;
     }
-    now->arrived = 0;
-    now->block_phase = ++now->phase;
+    emu_now->arrived = 0;
+    emu_now->block_phase = ++emu_now->phase;
     for (bool any = true; any;) {
         any = false;
         for (uint32_t t = 0; t < n; t += EMU_WARP) {
@@ -237,21 +205,21 @@ static void run_block(struct emu_dim block)
         }
     }
     for (uint32_t t = 0; t < n; t++) {
-        if (now->threads[t].state != ENDED) {
-            broken(t, now->threads[t].state == AT_BARRIER
-                          ? "waits at a barrier that not all threads of the block reach"
-                          : "waits in a warp operation that not all lanes reach");
+        if (emu_now->threads[t].state != EMU_ENDED) {
+            emu_broken(t, emu_now->threads[t].state == EMU_AT_BARRIER
+                              ? "waits at a barrier that not all threads of the block reach"
+                              : "waits in a warp operation that not all lanes reach");
         }
     }
 }
 
 void emu_run(cudaStream_t s, const struct emu_launch *l)
 {
-    struct emu_fibers *before = now, *f = emu_stream_fibers(s);
+    struct emu_fibers *before = emu_now, *f = emu_stream_fibers(s);
     size_t n = (size_t)l->block.x * l->block.y * l->block.z;
 
     BT_ASSERT(before == NULL);
-    now = f;
+    emu_now = f;
     f->launch = l;
     if (n == 0 || n > EMU_THREADS_MAX || l->grid.x == 0 || l->grid.y == 0 || l->grid.z == 0 ||
         l->grid.x > INT32_MAX || l->grid.y > 65535 || l->grid.z > 65535 ||
@@ -268,87 +236,22 @@ void emu_run(cudaStream_t s, const struct emu_launch *l)
             }
         }
     }
-    now = NULL;
+    emu_now = NULL;
     emu_self = NULL;
 }
 
 void emu_barrier(void)
 {
-    struct fiber *f = &now->threads[now->running];
+    struct emu_fiber *f = &emu_now->threads[emu_now->running];
 
-    if (++now->arrived == now->n_threads) {
-        now->arrived = 0;
-        now->phase++;
+    if (++emu_now->arrived == emu_now->n_threads) {
+        emu_now->arrived = 0;
+        emu_now->phase++;
         return;
     }
-    f->phase = now->phase;
-    f->state = AT_BARRIER;
+    f->phase = emu_now->phase;
+    f->state = EMU_AT_BARRIER;
     to_scheduler(f, false);
-}
-
-const uint64_t *emu_exchange(uint64_t value)
-{
-    struct fiber *f = &now->threads[now->running];
-    struct warp *w = &now->warps[now->running / EMU_WARP];
-    uint64_t phase = w->phase;
-    uint64_t *values = w->values[phase % 2];
-
-    values[now->running % EMU_WARP] = value;
-    if (++w->arrived == EMU_WARP) {
-        w->arrived = 0;
-        w->phase++;
-        return values;
-    }
-    f->phase = phase;
-    f->state = AT_WARP;
-    to_scheduler(f, false);
-    return values;
-}
-
-static struct granule *granules_of(const void *p, size_t bytes, size_t *n)
-{
-    size_t at = (size_t)((const unsigned char *)p - now->shared);
-
-    if ((const unsigned char *)p < now->shared || at + bytes > now->launch->shared_bytes) {
-        broken(now->running, "touches shared memory that the launch did not ask for");
-    }
-    *n = bytes / GRANULE;
-    return now->granules + at / GRANULE;
-}
-
-void emu_shared_read(const void *p, size_t bytes)
-{
-    size_t n;
-    struct granule *g = granules_of(p, bytes, &n);
-
-    for (size_t i = 0; i < n; i++) {
-        if (g[i].written < now->block_phase) {
-            broken(now->running, "reads shared memory that no thread has written");
-        }
-        if (g[i].written == now->phase && g[i].writer != now->running) {
-            broken(now->running, "reads what another thread writes before the next barrier");
-        }
-        g[i].reader =
-            g[i].read == now->phase && g[i].reader != now->running ? SEVERAL : now->running;
-        g[i].read = now->phase;
-    }
-}
-
-void emu_shared_write(const void *p, size_t bytes)
-{
-    size_t n;
-    struct granule *g = granules_of(p, bytes, &n);
-
-    for (size_t i = 0; i < n; i++) {
-        if (g[i].written == now->phase && g[i].writer != now->running) {
-            broken(now->running, "writes what another thread writes before the next barrier");
-        }
-        if (g[i].read == now->phase && g[i].reader != now->running) {
-            broken(now->running, "writes what another thread reads before the next barrier");
-        }
-        g[i].writer = now->running;
-        g[i].written = now->phase;
-    }
 }
 
 struct emu_fibers *emu_fibers_create(void)
@@ -362,7 +265,7 @@ struct emu_fibers *emu_fibers_create(void)
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     f->stacks = f->stacks == MAP_FAILED ? NULL : f->stacks;
     f->shared = bt_alloc_aligned(256, EMU_SHARED_MAX);
-    f->granules = bt_calloc(EMU_SHARED_MAX / GRANULE, sizeof(*f->granules));
+    f->granules = bt_calloc(EMU_SHARED_MAX / EMU_GRANULE, sizeof(*f->granules));
     if (f->stacks == NULL || f->shared == NULL || f->granules == NULL) {
         emu_fibers_destroy(f);
         return NULL;

@@ -4,11 +4,13 @@
 /* The execution model of CUDA on one CPU thread: a launch runs block after block, the threads of a block as fibers that
  * change places at barriers and warp operations. Breaking the model's rules aborts with the kernel's name, block and
  * thread:
- *  - a barrier or warp operation that not all threads of the block or warp reach;
+ *  - a barrier or warp operation that not all threads of the block or warp reach, or lanes that meet in different ones;
  *  - shared memory: an access outside of what the launch asked for, a read of what no thread of the block has written, and
- *    two threads meeting at one place between two barriers, one of them writing;
+ *    two threads meeting at one place between two barriers, one of them writing; touching what a copy in flight writes, and
+ *    ending before it is there;
  *  - more threads, blocks or shared memory than sm_80 has. */
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include "kernels/cuda/emulation/emu_runtime_int.h"
@@ -51,8 +53,24 @@ void emu_fibers_destroy(struct emu_fibers *f);
 struct emu_fibers *emu_stream_fibers(cudaStream_t s);
 
 void emu_barrier(void);
-/* Gives value to the other lanes of the warp and returns the values of all 32, valid until the next call but one. */
-const uint64_t *emu_exchange(uint64_t value);
+/* All lanes of the warp come to these, or the emulation says who did not. */
+enum emu_warp_op {
+    EMU_SHUFFLE,
+    EMU_LOAD,
+    EMU_LOAD_TRANSPOSED,
+    EMU_MULTIPLY_BF16,
+    EMU_MULTIPLY_F16
+};
+/* The value of lane ^ mask. */
+uint32_t emu_shuffle_xor(uint32_t value, uint32_t mask);
+/* ldmatrix of four 8 x 8 matrices of 16 bits: row: shared memory, row lane % 8 of matrix lane / 8. */
+void emu_load_matrices(const void *row, bool transposed, uint32_t out[4]);
+/* mma.m16n8k16: c += a b. */
+void emu_multiply(const uint32_t a[4], const uint32_t b[2], float c[4], bool bf16);
+/* A copy of 16 bytes into shared memory (cp.async): begun; ends a group of them; until all groups but the last n are there. */
+void emu_copy_begin(void *to, const uint32_t words[4]);
+void emu_copy_commit(void);
+void emu_copy_wait(uint32_t n_left);
 /* An access of the running thread to shared memory. */
 void emu_shared_read(const void *p, size_t bytes);
 void emu_shared_write(const void *p, size_t bytes);

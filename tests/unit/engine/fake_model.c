@@ -97,9 +97,10 @@ const char *bt_k_describe(const struct bt_kctx *k)
     return "fake";
 }
 
-const char *bt_model_numerics(const struct bt_model *m)
+const char *bt_model_numerics(const struct bt_model *m, const char *backend)
 {
     (void)m;
+    (void)backend;
     return "fake";
 }
 

@@ -1,0 +1,435 @@
+/* Causal attention on tensor cores: tiles of 16 to 64 (token, head) rows of one key-value head over a paged cache, four warps
+ * each. Of a block of 64 keys a warp has the scores of 16 and, of the sums over values, every fourth 8 dimensions. Keys and
+ * values come into shared memory by copies that run while the other is worked on. What a row's result may depend on:
+ * cuda_int.h. */
+
+#include "kernels/cuda/cuda_attend_int.cuh"
+#include "kernels/cuda/cuda_tile_int.cuh"
+
+#define THREADS 128U
+#define WARPS   4U
+#define KEYS    64U /* in a block; a warp has 16 */
+#define PITCH_P 9U  /* words4 of a row of p: one more than 64 values, against bank conflicts */
+
+/* What a block of threads works on. */
+struct work {
+    struct cuda_tile t;
+    uint32_t group, dim;
+    uint32_t pitch; /* words4 of a row of q, keys or values: the head padded to 32, and one more */
+    uint32_t first, last; /* positions that some row of the tile sees */
+    const uint32_t *pages;
+    shared_ptr<words4> q, k, v, p;      /* [rows][pitch], [KEYS][pitch] twice, [rows][PITCH_P] */
+    shared_ptr<float> maxima, part_sum; /* [WARPS][rows] each */
+};
+
+static __device__ __forceinline__ struct work begin_work(const struct cuda_attn &a, uint32_t rows)
+{
+    struct work w;
+
+    w.t = a.tiles[blockIdx.x];
+    w.group = a.a.n_heads / a.kv.n_kv_heads;
+    w.dim = a.kv.head_dim;
+    w.pitch = (w.dim + 31) / 32 * 4 + 1;
+    w.first = first_seen(w.t.pos + w.t.first / w.group, a.a.window);
+    w.last = w.t.pos + (w.t.first + w.t.n - 1) / w.group;
+    w.pages = a.pages + w.t.pages_at;
+    w.q = shared_as<words4>(0);
+    w.k = w.q + rows * w.pitch;
+    w.v = w.k + KEYS * w.pitch;
+    w.p = w.v + KEYS * w.pitch;
+    w.maxima =
+        shared_as<float>((rows * w.pitch + 2 * KEYS * w.pitch + rows * PITCH_P) * sizeof(words4));
+    w.part_sum = w.maxima + WARPS * rows;
+    return w;
+}
+
+static size_t shared_bytes(uint32_t rows, uint32_t dim)
+{
+    const size_t pitch = (dim + 31) / 32 * 4 + 1;
+
+    return (rows * pitch + 2 * KEYS * pitch + rows * PITCH_P) * sizeof(struct words4) +
+           2 * WARPS * rows * sizeof(float);
+}
+
+/* Where row `row` of the tile is in the batch, and its head. */
+static __device__ __forceinline__ size_t batch_row(const struct work &w, uint32_t row,
+                                                   uint32_t *head)
+{
+    const uint32_t at = w.t.first + row;
+
+    *head = blockIdx.y * w.group + at % w.group;
+    return (size_t)w.t.row0 + at / w.group;
+}
+
+template <int KIND>
+static __device__ __forceinline__ void load_q(const struct cuda_attn &a, const struct work &w,
+                                              uint32_t rows)
+{
+    const uint32_t pairs = (w.pitch - 1) * 4;
+    shared_ptr<uint32_t> q = shared_as<uint32_t>(0);
+
+    for (uint32_t i = threadIdx.x; i < rows * pairs; i += THREADS) {
+        const uint32_t row = i / pairs, d = i % pairs * 2;
+        float v[2] = {0.0F, 0.0F};
+        if (row < w.t.n && d < w.dim) { /* 8 divides the dimension */
+            uint32_t head;
+            const size_t at = batch_row(w, row, &head);
+            const float *from = a.a.q + at * a.a.q_stride + (size_t)head * w.dim + d;
+            v[0] = from[0];
+            v[1] = from[1];
+        }
+        q[row * w.pitch * 4 + d / 2] = pair_of<KIND>(v[0], v[1]);
+    }
+}
+
+/* Begins to copy keys or values [base, base + 64); what no row of the tile sees, and beyond the head: zeros. */
+static __device__ __forceinline__ void begin_copy(const struct cuda_attn &a, const struct work &w,
+                                                  uint32_t base, bool values, shared_ptr<words4> to)
+{
+    const uint32_t pieces = w.pitch - 1;
+    const size_t head = blockIdx.y + (values ? a.kv.n_kv_heads : 0U);
+
+    for (uint32_t i = threadIdx.x; i < KEYS * pieces; i += THREADS) {
+        const uint32_t j = i / pieces, piece = i % pieces, p = base + j;
+        const bool there = p >= w.first && p <= w.last && piece * 8 < w.dim;
+        const uint8_t *from = (const uint8_t *)a.kv.base;
+        if (there) {
+            from += w.pages[p / a.kv.page_tokens] * a.kv.page_stride +
+                    ((head * a.kv.page_tokens + p % a.kv.page_tokens) * w.dim + piece * 8) * 2;
+        }
+        copy_begin(to + (j * w.pitch + piece), from, there);
+    }
+    copy_commit();
+}
+
+/* What a thread has of its rows, 16 r + 8 h + lane / 4: of sums over some keys, the maximum of the scores and the sum of
+ * exp(score - max); and of exp(score - max) * value its dimensions. NT: tiles of 8 of them. */
+template <int R, int NT> struct sums {
+    float max[R][2], sum[R][2], acc[R][NT][4];
+};
+
+template <int R, int NT> static __device__ __forceinline__ void clear(struct sums<R, NT> &s)
+{
+#pragma unroll
+    for (int r = 0; r < R; r++) {
+        s.max[r][0] = s.max[r][1] = NONE;
+        s.sum[r][0] = s.sum[r][1] = 0.0F;
+#pragma unroll
+        for (int i = 0; i < NT * 4; i++) {
+            s.acc[r][i / 4][i % 4] = 0.0F;
+        }
+    }
+}
+
+/* Scores of this warp's 16 keys, two tiles of 8. */
+template <int KIND, int R>
+static __device__ __forceinline__ void find_scores(const struct work &w, float (*score)[2][4])
+{
+    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+
+#pragma unroll
+    for (int i = 0; i < R * 8; i++) {
+        score[i / 8][i / 4 % 2][i % 4] = 0.0F;
+    }
+    for (uint32_t c = 0; c + 1 < w.pitch; c += 4) { /* 32 dimensions */
+        uint32_t k[2][4];
+#pragma unroll
+        for (uint32_t i = 0; i < 2; i++) {
+            tile_load<false>(k[i], w.k + ((warp * 16 + i * 8 + lane % 8) * w.pitch + c + lane / 8));
+        }
+#pragma unroll
+        for (uint32_t step = 0; step < 2; step++) {
+#pragma unroll
+            for (uint32_t r = 0; r < R; r++) {
+                uint32_t q[4];
+                tile_load<false>(q,
+                                 w.q + ((r * 16 + lane % 16) * w.pitch + c + step * 2 + lane / 16));
+                tile_multiply<KIND>(score[r][0], q, &k[0][step * 2]);
+                tile_multiply<KIND>(score[r][1], q, &k[1][step * 2]);
+            }
+        }
+    }
+}
+
+/* Scores as they count, minus infinity of what a row does not see; their maxima over this warp's keys to the others. */
+template <int R>
+static __device__ __forceinline__ void mask_scores(const struct cuda_attn &a, const struct work &w,
+                                                   uint32_t base, float (*score)[2][4])
+{
+    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+
+#pragma unroll
+    for (uint32_t i = 0; i < R * 2; i++) {
+        const uint32_t row = i * 8 + lane / 4, pos = w.t.pos + (w.t.first + row) / w.group,
+                       lo = first_seen(pos, a.a.window);
+        float max = NONE;
+#pragma unroll
+        for (uint32_t j = 0; j < 4; j++) {
+            float *s = &score[i / 2][j / 2][i % 2 * 2 + j % 2];
+            const uint32_t key = base + warp * 16 + j / 2 * 8 + lane % 4 * 2 + j % 2;
+            const bool sees = row < w.t.n && key >= lo && key <= pos;
+            float x = a.a.scale * *s;
+            x = a.a.softcap > 0.0F ? device_softcap(x, a.a.softcap) : x;
+            *s = sees ? x : NONE;
+            max = *s > max ? *s : max;
+        }
+#pragma unroll
+        for (uint32_t other = 1; other < 4; other *= 2) {
+            const float m = lane_xor(max, other);
+            max = m > max ? m : max;
+        }
+        if (lane % 4 == 0) {
+            w.maxima[warp * R * 16 + row] = max;
+        }
+    }
+}
+
+/* From scores to p, in shared memory; s->acc and s->sum are scaled to the new maximum. */
+template <int KIND, int R, int NT>
+static __device__ __forceinline__ void take_scores(const struct work &w, float (*score)[2][4],
+                                                   struct sums<R, NT> &s)
+{
+    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    shared_ptr<uint32_t> p =
+        shared_as<uint32_t>((R * 16 + 2 * KEYS) * (size_t)w.pitch * sizeof(words4));
+
+#pragma unroll
+    for (uint32_t i = 0; i < R * 2; i++) {
+        const uint32_t row = i * 8 + lane / 4;
+        float max = s.max[i / 2][i % 2], sum = 0.0F, e[4];
+#pragma unroll
+        for (uint32_t k = 0; k < WARPS; k++) {
+            const float m = w.maxima[k * R * 16 + row];
+            max = m > max ? m : max;
+        }
+#pragma unroll
+        for (uint32_t j = 0; j < 4; j++) {
+            const float x = score[i / 2][j / 2][i % 2 * 2 + j % 2];
+            e[j] = x == NONE ? 0.0F : device_exp(x - max);
+            sum = j == 0 ? e[0] : sum + e[j];
+        }
+        sum += lane_xor(sum, 1);
+        sum += lane_xor(sum, 2);
+        if (lane % 4 == 0) {
+            w.part_sum[warp * R * 16 + row] = sum;
+        }
+#pragma unroll
+        for (uint32_t j = 0; j < 2; j++) {
+            p[row * PITCH_P * 4 + warp * 8 + j * 4 + lane % 4] =
+                pair_of<KIND>(e[2 * j], e[2 * j + 1]);
+        }
+        const float scale =
+            s.max[i / 2][i % 2] == max ? 1.0F : device_exp(s.max[i / 2][i % 2] - max);
+        s.max[i / 2][i % 2] = max;
+        s.sum[i / 2][i % 2] = s.sum[i / 2][i % 2] * scale;
+#pragma unroll
+        for (uint32_t j = 0; j < NT * 2; j++) {
+            s.acc[i / 2][j / 2][i % 2 * 2 + j % 2] *= scale;
+        }
+    }
+}
+
+/* p v joins the sums. */
+template <int KIND, int R, int NT>
+static __device__ __forceinline__ void add_values(const struct work &w, struct sums<R, NT> &s)
+{
+    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+
+#pragma unroll
+    for (uint32_t i = 0; i < R * 2; i++) {
+        const uint32_t row = i * 8 + lane / 4;
+        float sum = w.part_sum[row];
+#pragma unroll
+        for (uint32_t k = 1; k < WARPS; k++) {
+            sum += w.part_sum[k * R * 16 + row];
+        }
+        s.sum[i / 2][i % 2] += sum;
+    }
+#pragma unroll
+    for (uint32_t j = 0; j < KEYS; j += 32) {
+        uint32_t p[R][2][4];
+#pragma unroll
+        for (uint32_t i = 0; i < R * 2; i++) {
+            tile_load<false>(p[i / 2][i % 2], w.p + ((i / 2 * 16 + lane % 16) * PITCH_P + j / 8 +
+                                                     i % 2 * 2 + lane / 16));
+        }
+#pragma unroll
+        for (uint32_t n = 0; n < NT; n++) {
+            const uint32_t piece = n * WARPS + warp; /* 8 dimensions */
+            if (piece * 8 < w.dim) {
+                uint32_t v[4];
+                tile_load<true>(v, w.v + ((j + lane) * w.pitch + piece));
+#pragma unroll
+                for (uint32_t r = 0; r < R; r++) {
+                    tile_multiply<KIND>(s.acc[r][n], p[r][0], v);
+                    tile_multiply<KIND>(s.acc[r][n], p[r][1], v + 2);
+                }
+            }
+        }
+    }
+}
+
+/* A split has ended: rows that saw something in it join t, and s is as new. */
+template <int R, int NT>
+static __device__ __forceinline__ void merge(struct sums<R, NT> &t, struct sums<R, NT> &s)
+{
+#pragma unroll
+    for (uint32_t i = 0; i < R * 2; i++) {
+        const float before = t.max[i / 2][i % 2], found = s.max[i / 2][i % 2];
+        if (found != NONE) {
+            const float both = found > before ? found : before;
+            const float a = device_exp(before - both), b = device_exp(found - both);
+            t.max[i / 2][i % 2] = both;
+            t.sum[i / 2][i % 2] = fmaf(t.sum[i / 2][i % 2], a, s.sum[i / 2][i % 2] * b);
+#pragma unroll
+            for (uint32_t j = 0; j < NT * 2; j++) {
+                float *to = &t.acc[i / 2][j / 2][i % 2 * 2 + j % 2];
+                *to = fmaf(*to, a, (s.acc[i / 2][j / 2][i % 2 * 2 + j % 2] + 0.0F) * b);
+            }
+        }
+    }
+    clear(s);
+}
+
+/* Results of a split into memory, or of all into the output. + 0: whether a zero is negative depends on what else was in the
+ * tile. */
+template <int R, int NT>
+static __device__ __forceinline__ void write_sums(const struct cuda_attn &a, const struct work &w,
+                                                  const struct sums<R, NT> &s, bool part)
+{
+    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+
+#pragma unroll
+    for (uint32_t i = 0; i < R * 2; i++) {
+        const uint32_t row = i * 8 + lane / 4;
+        const float sum = s.sum[i / 2][i % 2];
+        float *to;
+        if (row >= w.t.n) {
+            continue;
+        }
+        if (part) {
+            to = part_row(a, blockIdx.z, row);
+            if (warp == 0 && lane % 4 == 0) {
+                to[0] = s.max[i / 2][i % 2];
+                to[1] = sum;
+            }
+            to += 2;
+        } else {
+            uint32_t head;
+            const size_t at = batch_row(w, row, &head);
+            to = a.a.out + at * a.a.out_stride + (size_t)head * w.dim;
+        }
+#pragma unroll
+        for (uint32_t j = 0; j < NT * 2; j++) {
+            const uint32_t d = (j / 2 * WARPS + warp) * 8 + lane % 4 * 2 + j % 2;
+            const float v = s.acc[i / 2][j / 2][i % 2 * 2 + j % 2];
+            if (d < w.dim) {
+                to[d] = part ? v + 0.0F : v / sum;
+            }
+        }
+    }
+}
+
+/* Grid: (tiles, key-value heads, splits at once or 1). R: tiles of 16 rows; NT: a warp's tiles of 8 dimensions. */
+template <int KIND, int R, int NT>
+static __global__ void __launch_bounds__(THREADS) attend(struct cuda_attn a)
+{
+    const struct work w = begin_work(a, R * 16);
+    const bool part = a.n_splits != 0;
+    uint32_t base = w.first / KEYS * KEYS, last = w.last;
+    struct sums<R, NT> s, t;
+    float score[R][2][4];
+
+    if (part) { /* this split's share of it */
+        const uint32_t split = w.first / CUDA_ATTN_SPLIT + blockIdx.z,
+                       end = (split + 1) * CUDA_ATTN_SPLIT - 1;
+        if (split > w.last / CUDA_ATTN_SPLIT) {
+            return;
+        }
+        base = base > split * CUDA_ATTN_SPLIT ? base : split * CUDA_ATTN_SPLIT;
+        last = last < end ? last : end;
+    }
+    begin_copy(a, w, base, false, w.k);
+    load_q<KIND>(a, w, R * 16);
+    clear(s);
+    clear(t);
+    for (; base <= last; base += KEYS) {
+        const bool more = last - base >= KEYS;
+        begin_copy(a, w, base, true, w.v);
+        copy_wait<1>();
+        __syncthreads(); /* the keys are there */
+        find_scores<KIND, R>(w, score);
+        mask_scores<R>(a, w, base, score);
+        __syncthreads(); /* none reads them any more; maxima are there */
+        if (more) {
+            begin_copy(a, w, base + KEYS, false, w.k);
+        } else {
+            copy_commit();
+        }
+        take_scores<KIND, R, NT>(w, score, s);
+        copy_wait<1>();
+        __syncthreads(); /* the values and p are there */
+        add_values<KIND, R, NT>(w, s);
+        __syncthreads(); /* none reads them any more */
+        if (!part && (!more || (base + KEYS) % CUDA_ATTN_SPLIT == 0)) {
+            merge(t, s);
+        }
+    }
+    if (part) {
+        write_sums(a, w, s, true);
+    } else {
+        write_sums(a, w, t, false);
+    }
+}
+
+template <int KIND, int R, int NT>
+static void launch(struct cuda_ctx *c, const struct cuda_attn *attn)
+{
+    const struct cuda_attn a = *attn;
+
+    BT_ASSERT(a.rows == R * 16);
+    BT_LAUNCH(c, (attend<KIND, R, NT>),
+              dim3(a.n_tiles, a.kv.n_kv_heads, a.n_splits != 0 ? a.n_splits : 1), THREADS,
+              shared_bytes(R * 16, a.kv.head_dim), a);
+}
+
+/* The head's dimensions decide how many rows there is room for; splits at once are of 16 rows. */
+template <int KIND> static void launch_kind(struct cuda_ctx *c, const struct cuda_attn *a)
+{
+    const uint32_t dim = a->kv.head_dim;
+
+    if (a->rows == CUDA_ATTN_ROWS && dim <= 128) {
+        launch<KIND, 1, 4>(c, a);
+    } else if (dim <= 128) {
+        launch<KIND, 4, 4>(c, a);
+    } else if (a->rows == CUDA_ATTN_ROWS && dim <= 256) {
+        launch<KIND, 1, 8>(c, a);
+    } else if (dim <= 256) {
+        launch<KIND, 2, 8>(c, a);
+    } else {
+        launch<KIND, 1, 16>(c, a);
+    }
+}
+
+extern "C" bool cuda_attention_tiled(const struct cuda_ctx *c, const struct bt_k_kv *kv)
+{
+    return c->mma && kv->dtype != BT_DTYPE_F32 && kv->head_dim % 8 == 0;
+}
+
+extern "C" uint32_t cuda_attention_rows(const struct cuda_ctx *c, const struct bt_k_kv *kv)
+{
+    if (!cuda_attention_tiled(c, kv) || kv->head_dim > 256) {
+        return CUDA_ATTN_ROWS;
+    }
+    return kv->head_dim > 128 ? 2 * CUDA_ATTN_ROWS : 4 * CUDA_ATTN_ROWS;
+}
+
+extern "C" void cuda_attention_tiles(struct cuda_ctx *c, const struct cuda_attn *a)
+{
+    BT_ASSERT((uintptr_t)a->kv.base % 16 == 0 && a->kv.page_stride % 16 == 0);
+    if (a->kv.dtype == BT_DTYPE_F16) {
+        launch_kind<CUDA_KIND_F16>(c, a);
+    } else {
+        launch_kind<CUDA_KIND_BF16>(c, a);
+    }
+}
