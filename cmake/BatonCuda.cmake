@@ -24,5 +24,22 @@ elseif(BT_CUDA)
     find_package(CUDAToolkit 13.0 REQUIRED)
     set(CMAKE_CUDA_STANDARD 17)
     # No contraction: what is fused says fmaf, so a device gives the bits of the emulation.
+    # cuBLASLt: of the toolkit, else the wheel that deploy/quickstart.sh --cuda puts into build/cuda-wheels. The headers are what a
+    # build needs; the library is opened at run time (kernels/cuda/cuda_blas_lib.c). A wheel has no unversioned name.
+    set(cublas_wheel ${CMAKE_SOURCE_DIR}/build/cuda-wheels/nvidia/cu13)
+    find_path(BT_CUBLAS_INCLUDE cublasLt.h NO_DEFAULT_PATH PATHS ${CUDAToolkit_INCLUDE_DIRS} ${cublas_wheel}/include
+        DOC "Folder of cublasLt.h of CUDA 13")
+    find_library(BT_CUBLAS_LIBRARY NAMES cublasLt libcublasLt.so.13 NO_DEFAULT_PATH
+        PATHS ${CUDAToolkit_LIBRARY_DIR} ${cublas_wheel}/lib DOC "libcublasLt.so.13")
+    if(BT_CUBLAS_INCLUDE AND BT_CUBLAS_LIBRARY)
+        set(BT_CUBLAS ON)
+        file(STRINGS ${BT_CUBLAS_INCLUDE}/cublas_api.h cublas_version REGEX "^#define CUBLAS_VER_[A-Z]+ [0-9]+")
+        string(REGEX REPLACE "[^;]*VER_[A-Z]+ " "" cublas_version "${cublas_version}")
+        string(REPLACE ";" "." cublas_version "${cublas_version}")
+        message(STATUS "cuBLAS ${cublas_version}: ${BT_CUBLAS_INCLUDE}, ${BT_CUBLAS_LIBRARY}")
+    else()
+        message(STATUS "cuBLAS: none in the CUDA toolkit nor in build/cuda-wheels (deploy/quickstart.sh --deps-only --cuda): "
+            "own kernels only, no numerics class cuda-cublas")
+    endif()
     set(BT_CU_OPTIONS --fmad=false -Xptxas=-v -Xcompiler=-Wall,-Wextra,-Wno-unknown-pragmas)
 endif()

@@ -90,6 +90,7 @@ struct bt_k_weight_desc {
                              k = 0, 1, …; NULL: x[k]. Not with for_embed */
     bool for_gemm;  /* bt_k_gemm, bt_k_moe_ffn will be called */
     bool for_embed; /* bt_k_embed will be called */
+    bool expert;    /* with for_gemm: of the two only bt_k_moe_ffn; must be said of its weights */
     /* Where the packed form is kept: bt_k_panel_bytes bytes, 64-byte aligned, zeroed, borrowed until
      * bt_k_weight_destroy. NULL: in memory of the backend's own. */
     void *panels;

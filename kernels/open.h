@@ -2,7 +2,8 @@
 #define BT_KERNELS_OPEN_H
 
 /* A backend by its name, and the numerics classes of all backends, for option tables (base/options.h): as a list, and by
- * choice. cuda-f32 and cuda-bf16 are described in kernels/cuda/cuda_int.h, the others in backend.h. */
+ * choice. cuda-f32 and cuda-bf16 are described in kernels/cuda/cuda_int.h, those of cuBLAS in cuda_blas_int.h there, the
+ * others in backend.h. */
 
 #include "kernels/backend.h"
 
@@ -10,8 +11,10 @@
 extern "C" {
 #endif
 
-#define BT_K_ALL_CLASSES BT_K_CLASSES "|cuda-f32|cuda-bf16"
-extern const char *const bt_k_all_classes[5];
+#define BT_K_ALL_CLASSES BT_K_CLASSES "|cuda-f32|cuda-bf16|cuda-cublas|cuda-cublas-tf32"
+extern const char *const bt_k_all_classes[7];
+/* Whether answers of a class are *one answer*: the same for every batch, chunk and cache. NULL, a backend's first: true. */
+bool bt_k_one_answer(const char *numerics);
 
 /* backend: "cpu" or "cuda". opts->numerics: NULL (its first class), or one of its own: else BT_ERR_INVALID.
  * BT_ERR_UNSUPPORTED: not in this build, or no such device on this machine; the message says which. */

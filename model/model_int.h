@@ -104,7 +104,7 @@ struct bt_slot {
     size_t bytes;
     uint32_t n_rows, n_cols;      /* vectors: 1, length */
     const struct bt_quant *quant; /* NULL: data is what the kernels take */
-    bool for_gemm, for_embed;
+    bool for_gemm, for_embed, expert;
     struct bt_kweight **weight; /* exactly one of these two is not NULL */
     float **vector;
 };

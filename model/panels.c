@@ -20,7 +20,8 @@ struct bt_k_weight_desc bt_slot_desc(const struct bt_slot *s)
                                  .n_cols = s->n_cols,
                                  .data = s->data,
                                  .for_gemm = s->for_gemm,
-                                 .for_embed = s->for_embed};
+                                 .for_embed = s->for_embed,
+                                 .expert = s->expert};
 
     if (q != NULL) {
         d.dtype = bt_quant_dtype(q);

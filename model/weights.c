@@ -256,7 +256,7 @@ static void bind_slices(struct bt_binder *b, struct bt_kweight **dst, const char
             s->bytes = t->bytes / n;
             s->n_rows = n_out;
             s->n_cols = n_in;
-            s->for_gemm = true;
+            s->for_gemm = s->expert = true;
             s->weight = &dst[e];
         }
     }
@@ -283,7 +283,11 @@ void bt_bind_experts(struct bt_binder *b, struct bt_kweight ***dst, const char *
         (void)snprintf(hf, sizeof(hf), "%s.%u.%s", hf_stem, e, hf_suffix);
         (void)snprintf(one, sizeof(one), "%s.%u", gguf_stem, e);
         name = full_name(b, hf, b->m->gguf != NULL ? one : all, ".weight");
+        size_t at = b->m->n_slots;
         bind_matrix(b, &(*dst)[e], name, n_out, n_in, true, false);
+        if (b->m->n_slots > at) { /* one matrix, one slot */
+            b->m->slots[at].expert = true;
+        }
     }
 }
 

@@ -516,6 +516,18 @@ static enum bt_status start_report(struct bt_node *n)
                                    &n->p->report);
 }
 
+/* The class to compute in; NULL: what suits backend and model. */
+static const char *numerics_of(const struct bt_node_cfg *cfg)
+{
+    const char *name = cfg->numerics > 0 ? bt_k_all_classes[cfg->numerics - 1] : NULL;
+
+    if (!cfg->deterministic || bt_k_one_answer(name)) {
+        return name;
+    }
+    bt_log_info("node", "--deterministic: own kernels instead of class %s", name);
+    return NULL;
+}
+
 static enum bt_status start_engine(struct bt_node *n, struct bt_err *err)
 {
     static const enum bt_dtype dtypes[] = {BT_DTYPE_F32, BT_DTYPE_F16, BT_DTYPE_BF16};
@@ -529,7 +541,7 @@ static enum bt_status start_engine(struct bt_node *n, struct bt_err *err)
         .backend = bt_node_backends[n->cfg.backend],
         .device = n->cfg.device,
         .isa = bt_k_isas[n->cfg.isa],
-        .numerics = n->cfg.numerics > 0 ? bt_k_all_classes[n->cfg.numerics - 1] : NULL,
+        .numerics = numerics_of(&n->cfg),
         .n_threads = n->cfg.threads,
         .kv_bytes = n->cfg.kv_bytes,
         .page_tokens = n->cfg.page_tokens,

@@ -20,7 +20,7 @@
 struct bt_node_cfg {
     char *router, *model, *model_name, *name, *transfer, *transfer_ports, *health, *transport;
     char *buckets_seconds, *buckets_tokens, *panel_cache, *cpus;
-    bool checksum;
+    bool checksum, deterministic;
     int backend, kv_dtype, role, isa, numerics, prefix_cache;
     uint32_t threads, page_tokens, chunk_tokens, device, max_batch, max_jobs;
     uint64_t kv_bytes, lease, heartbeat, transfer_deadline, drain_timeout;

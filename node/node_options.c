@@ -29,8 +29,13 @@ const char *const bt_node_backends[] = {"cpu", "cuda", "emulated"};
             "Numerics class: what matrix products round. cpu-int8: with block-quantised weights, " \
             "activations to 8 bits per 32; cpu-bf16: with BF16 weights, activations to bf16; "     \
             "each faster than cpu-f32, which rounds neither; auto: by the model's weights, or "    \
-            "cuda-f32 with the cuda backend. Must "                                                \
+            "cuda-f32 with the cuda backend; cuda-cublas: cuBLAS for products of many rows, "      \
+            "where "                                                                               \
+            "answers may depend on batch and chunk; -tf32: with F32 weights in TF32. Must "        \
             "be the same on every node."),                                                         \
+        ROW("deterministic", BT_OPT_BOOL, deterministic, "false", 0, 0, NULL, NULL,                \
+            "One answer whatever else is computed with it: own kernels, as with --numerics auto, " \
+            "also where --numerics names a class of cuBLAS."),                                     \
         ROW("threads", BT_OPT_U32, threads, "0", 0, 1024, NULL, "N",                               \
             "Compute threads; 0: every CPU that this process may use."),                           \
         ROW("cpus", BT_OPT_STR, cpus, NULL, 0, 0, NULL, "LIST",                                    \

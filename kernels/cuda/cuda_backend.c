@@ -7,6 +7,7 @@
 #include <string.h>
 #include "base/log.h"
 #include "base/mem.h"
+#include "kernels/cuda/cuda_blas_int.h"
 #include "kernels/open.h"
 
 #ifdef BT_CUDA_EMULATED
@@ -44,6 +45,7 @@ static void cuda_destroy(struct bt_kctx *k)
     if (c->stream != NULL) {
         (void)cuda_ok(c, cudaStreamSynchronize(c->stream), "end");
     }
+    cuda_blas_destroy(c, c->blas);
     cuda_upload_fini(c);
     (void)cuda_ok(c, cudaFree(c->attn.p), "device memory");
     (void)cuda_ok(c, cudaFree(c->x16.p), "device memory");
@@ -129,6 +131,41 @@ static enum bt_status cuda_sync(struct bt_kctx *k)
     return c->fault;
 }
 
+/* Products, with cuBLAS where the class says so. */
+static void gemm_all(struct bt_kctx *k, const struct bt_k_product *products, uint32_t n,
+                     const float *x, size_t ldx, uint32_t n_rows)
+{
+    if (cuda_of(k)->blas != NULL) {
+        cuda_blas_gemm_all(k, products, n, x, ldx, n_rows);
+        return;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        const struct bt_k_product *p = &products[i];
+        cuda_gemm(k, p->y, p->ldy, x, ldx, p->w, p->bias, n_rows);
+    }
+}
+
+static void gemm(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ldx,
+                 const struct bt_kweight *w, const float *bias, uint32_t n_rows)
+{
+    const struct bt_k_product p = {.y = y, .ldy = ldy, .w = w, .bias = bias};
+
+    gemm_all(k, &p, 1, x, ldx, n_rows);
+}
+
+static void embed(struct bt_kctx *k, float *y, const struct bt_kweight *table, const uint32_t *ids,
+                  uint32_t n_ids, float scale)
+{
+    (cuda_weight_of(table)->rows ? cuda_blas_embed : cuda_embed)(k, y, table, ids, n_ids, scale);
+}
+
+static enum bt_status weight_create(struct bt_kctx *k, const struct bt_k_weight_desc *d,
+                                    struct bt_kweight **out, struct bt_err *err)
+{
+    return (cuda_blas_takes(cuda_of(k), d) ? cuda_blas_weight_create
+                                           : cuda_weight_create)(k, d, out, err);
+}
+
 static const struct bt_backend_ops cuda_ops = {
     .destroy = cuda_destroy,
     .alloc = cuda_alloc,
@@ -138,10 +175,11 @@ static const struct bt_backend_ops cuda_ops = {
     .read = cuda_read,
     .host = cuda_host,
     .sync = cuda_sync,
-    .weight_create = cuda_weight_create,
+    .weight_create = weight_create,
     .weight_destroy = cuda_weight_destroy,
-    .embed = cuda_embed,
-    .gemm = cuda_gemm,
+    .embed = embed,
+    .gemm = gemm,
+    .gemm_all = gemm_all,
     .rmsnorm = cuda_rmsnorm,
     .rope = cuda_rope,
     .kv_store = cuda_kv_store,
@@ -187,6 +225,16 @@ static enum bt_status choose_device(uint32_t device, struct cudaDeviceProp *prop
     return st;
 }
 
+static bool is_class(const char *name)
+{
+    bool known = false;
+
+    for (size_t i = 0; i < sizeof(bt_k_all_classes) / sizeof(bt_k_all_classes[0]); i++) {
+        known = known || strcmp(bt_k_all_classes[i], name) == 0;
+    }
+    return known && strncmp(name, "cuda-", strlen("cuda-")) == 0;
+}
+
 static enum bt_status prepare(struct cuda_ctx *c, struct bt_err *err)
 {
     c->tiles = bt_alloc(CUDA_TILES_MAX * sizeof(*c->tiles));
@@ -208,14 +256,14 @@ static enum bt_status prepare(struct cuda_ctx *c, struct bt_err *err)
         st = cuda_status(cudaMalloc(&c->x16.p, CUDA_X16_SCRATCH), "device memory", err);
         c->x16.bytes = CUDA_X16_SCRATCH;
     }
-    return st;
+    return st == BT_OK ? cuda_blas_create(c, c->base.numerics, &c->blas, err) : st;
 }
 
-/* Sums of tensor cores are the device's own. */
-static void name_class(struct cuda_ctx *c, const struct cudaDeviceProp *prop)
+/* Sums of tensor cores are the device's own. (Those of cuBLAS are anybody's, and its classes promise nothing.) */
+static void name_class(struct cuda_ctx *c, const char *numerics, const struct cudaDeviceProp *prop)
 {
-    if (!c->mma) {
-        (void)snprintf(c->class_name, sizeof(c->class_name), "cuda-f32");
+    if (strcmp(numerics, "cuda-bf16") != 0) {
+        (void)snprintf(c->class_name, sizeof(c->class_name), "%s", numerics); /* fits */
         return;
     }
 #ifdef BT_CUDA_EMULATED
@@ -231,13 +279,13 @@ enum bt_status bt_k_create_cuda(const struct bt_k_opts *opts, struct bt_kctx **o
                                 struct bt_err *err)
 {
     const char *numerics = opts->numerics != NULL ? opts->numerics : "cuda-f32";
-    bool mma = strcmp(numerics, "cuda-bf16") == 0;
     struct cudaDeviceProp prop;
 
-    if (!mma && strcmp(numerics, "cuda-f32") != 0) {
-        return bt_err_set(
-            err, BT_ERR_INVALID,
-            "the CUDA backend has numerics classes cuda-f32 and cuda-bf16, not \"%s\"", numerics);
+    if (!is_class(numerics)) {
+        return bt_err_set(err, BT_ERR_INVALID,
+                          "the CUDA backend has numerics classes cuda-f32, cuda-bf16, cuda-cublas "
+                          "and cuda-cublas-tf32, not \"%s\"",
+                          numerics);
     }
     enum bt_status st = choose_device(opts->device, &prop, err);
     if (st != BT_OK) {
@@ -250,8 +298,8 @@ enum bt_status bt_k_create_cuda(const struct bt_k_opts *opts, struct bt_kctx **o
     c->base.ops = &cuda_ops;
     c->base.numerics = c->class_name;
     c->device = opts->device;
-    c->mma = mma;
-    name_class(c, &prop);
+    c->mma = strcmp(numerics, "cuda-f32") != 0;
+    name_class(c, numerics, &prop);
     st = prepare(c, err);
     if (st != BT_OK) {
         cuda_destroy(&c->base);

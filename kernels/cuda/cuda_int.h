@@ -85,6 +85,7 @@ struct cuda_weight {
     void *data;     /* what view.data shows */
     uint32_t *perm; /* and view.perm */
     bool for_gemm, for_embed;
+    bool rows; /* not in panels: see cuda_blas_int.h */
 };
 
 /* A place for what the host gives along with a call: page tables, ids, angles. A ring in pinned memory and its twin in
@@ -142,6 +143,7 @@ struct cuda_ctx {
     struct cuda_place *places; /* host [CUDA_PLACES_MAX] */
     struct cuda_view views[CUDA_EXPERTS_MAX]; /* of one launch */
     enum bt_status fault;                     /* what sync reports */
+    struct cuda_blas *blas;                   /* NULL: own kernels alone; see cuda_blas_int.h */
 };
 
 static inline struct cuda_ctx *cuda_of(struct bt_kctx *k)

@@ -80,7 +80,7 @@ static void run_experts(struct cuda_ctx *c, struct cuda_product *p, struct bt_kw
     uint32_t kinds = 0;
 
     for (uint32_t e = 0; e < n_experts; e++) {
-        BT_ASSERT(cuda_weight_of(w[e])->for_gemm);
+        BT_ASSERT(cuda_weight_of(w[e])->for_gemm && !cuda_weight_of(w[e])->rows);
         views[e] = cuda_weight_of(w[e])->view;
         kinds |= 1U << views[e].kind;
     }

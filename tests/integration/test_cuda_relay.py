@@ -3,6 +3,8 @@ whatever the chunks, and a node of another numerics class is not paired with the
 
 import subprocess
 
+import pytest
+
 from cluster import Cluster, parallel, tiny, wait_until
 
 GREEDY = {"temperature": 0, "ignore_eos": True}
@@ -33,10 +35,29 @@ def test_one_answer_whatever_the_chunks():
     assert cpu[0]["logprobs"]["tokens"] == first[0]["logprobs"]["tokens"]
 
 
-def test_classes_are_not_paired():
-    with Cluster(tiny("llama"), prefill_opts=CUDA, wait=False) as c:
+def test_cublas():
+    """A class of cuBLAS serves, near the own kernels; --deterministic takes these instead."""
+    with Cluster(tiny("llama"), node=[*CUDA, "--numerics", "cuda-cublas"]) as c:
+        assert all(", class cuda-cublas;" in d.log() for d in c.nodes.values())
+        blas = answer(c, first=True)
+        c.wait_idle(60)
+        c.check_logs()
+    with Cluster(tiny("llama"), node=[*CUDA, "--numerics", "cuda-cublas", "--deterministic"]) as c:
+        assert all(", class cuda-f32;" in d.log() for d in c.nodes.values())
+        own = answer(c, first=True)
+    for a, b in zip(blas[0]["logprobs"]["token_logprobs"], own[0]["logprobs"]["token_logprobs"]):
+        assert abs(a - b) < 1e-3
+
+
+@pytest.mark.parametrize("prefill,decode", [(CUDA, []), ([*CUDA, "--numerics", "cuda-cublas"], CUDA),
+                                            ([*CUDA, "--numerics", "cuda-cublas"], [*CUDA, "--numerics", "cuda-cublas-tf32"])])
+def test_classes_are_not_paired(prefill, decode):
+    def of(options):
+        return (options[-1] if "--numerics" in options else "cuda-f32" if options else "cpu-f32") + " "
+
+    with Cluster(tiny("llama"), prefill_opts=prefill, decode_opts=decode, wait=False) as c:
         wait_until("both numerics classes in the router's log",
-                   lambda: "cuda-f32" in c.router.log() and "cpu-" in c.router.log(), 60)
+                   lambda: of(prefill) in c.router.log() and of(decode) in c.router.log(), 60)
         assert c.http("/health")[0] == 503
 
 
