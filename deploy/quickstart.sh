@@ -6,6 +6,7 @@ set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 deps_only=no
 test_deps=no
+cuda=no
 yes=no
 keep=no
 model=
@@ -19,6 +20,8 @@ Usage: deploy/quickstart.sh [options]
 
   --deps-only   install what the build needs and stop
   --test-deps   also what the test suites need besides (node, npm, valgrind)
+  --cuda        with the CUDA backend: its preset, on the first device of this machine; needs nvcc of CUDA Toolkit 13.
+                Fetches cuBLAS (430 MB) into build/cuda-wheels where the toolkit has none
   --yes         do not ask before using sudo
   --keep        leave the cluster running until Ctrl-C
   --model PATH  serve this model (default: SmolLM2-135M-Instruct, fetched once)
@@ -161,22 +164,67 @@ install_deps() {
     [ -z "$left" ] || die "still missing after the installation: $left(is this release too old?)"
 }
 
+# Where the CUDA toolkit lies; nvcc itself may be a script somewhere else.
+cuda_toolkit() {
+    nvcc --dryrun -x cu /dev/null 2>&1 | sed -n 's/^#\$ TOP=//p'
+}
+
+# cuBLAS: of the toolkit, else pinned wheel, unpacked where cmake looks for it (cmake/BatonCuda.cmake).
+install_cuda() {
+    local list=$root/deploy/cuda-requirements.txt wheels=$root/build/cuda-wheels top
+    nvcc --version 2>/dev/null | grep -q "release 13" ||
+        die "--cuda: there is no nvcc of CUDA Toolkit 13 in PATH; NVIDIA's packages have it (cuda-nvcc-13-0, cuda-cudart-dev-13-0 and newer)"
+    top=$(cuda_toolkit)
+    if [ -e "$top/include/cublasLt.h" ] || compgen -G "$top/targets/*/include/cublasLt.h" >/dev/null; then
+        return
+    fi
+    if [ -e "$wheels/.installed" ] && [ "$(cat "$wheels/.installed")" = "$(sha256sum <"$list")" ]; then
+        return
+    fi
+    say "The CUDA toolkit has no cuBLAS: fetching $(tr '\n' ' ' <"$list")into build/cuda-wheels"
+    rm -rf "$wheels"
+    # Without what it depends on: a compiler at run time that products do not need.
+    if ! PIP_ROOT_USER_ACTION=ignore python3 -m pip install --quiet --disable-pip-version-check --no-deps --target "$wheels" -r "$list" >&2; then
+        say "Without it the CUDA backend builds too, with its own kernels only. To bring it from another machine:"
+        say "  pip download --no-deps -r deploy/cuda-requirements.txt    there, and here, with the wheel:"
+        say "  pip install --no-deps --target build/cuda-wheels nvidia_cublas-*.whl"
+        die "pip install failed: its messages are above; does this machine reach PyPI?"
+    fi
+    sha256sum <"$list" >"$wheels/.installed"
+}
+
 # ---- build ----------------------------------------------------------------------------------------------------
 
 programs=(baton baton-router baton-prefilld baton-decoded)
 
 # The programs alone: the tests, which tests/run.sh builds, would take as long again.
-build_release() {
-    local generator=()
-    if [ ! -e "$root/build/release/CMakeCache.txt" ]; then
-        say "Building, once: about a minute on two cores"
+build_programs() {
+    local generator=() preset=release
+    if [ "$cuda" = yes ]; then
+        preset=cuda
+        programs+=(bench-engine)
+    fi
+    bin=$root/build/$preset/bin
+    if [ ! -e "$root/build/$preset/CMakeCache.txt" ]; then
+        say "Building, once: $([ "$cuda" = yes ] && echo "some ten minutes" || echo "about a minute") on two cores"
         have_command ninja && generator=(-G Ninja)
     fi
-    (cd "$root" && cmake --preset release "${generator[@]}" >/dev/null &&
-        cmake --build --preset release -j "$(nproc)" --target "${programs[@]}" >&2)
+    # What ptxas says of every kernel is for those who work on them.
+    (cd "$root" && configured=$(cmake --preset "$preset" "${generator[@]}") &&
+        { grep 'cuBLAS' <<<"$configured" >&2 || true; } &&
+        cmake --build --preset "$preset" -j "$(nproc)" --target "${programs[@]}" > >(grep -v -e '^ptxas' -e 'bytes stack frame' >&2))
 }
 
-bin=$root/build/release/bin
+# Asks the backend itself, with the smallest model there is.
+find_device() {
+    local answer
+    if ! answer=$("$bin/bench-engine" --backend cuda --prefill 1 --decode 0 --repeat 1 "$root/tests/golden/models/llama" 2>&1); then
+        say "$answer"
+        die "built, in build/cuda, but it cannot run here: the message above says why"
+    fi
+}
+
+bin=
 
 # Here rather than in `baton up`, whose output passes through tee: pip shows its progress on a terminal only.
 find_model() {
@@ -207,8 +255,10 @@ start_cluster() {
     fi
     work=$(mktemp -d)
     trap stop_cluster EXIT
+    local backend=()
+    [ "$cuda" = no ] || backend=(--backend cuda --kv-bytes 2GiB)
     # A session of its own, and a deaf tee: Ctrl-C must reach the cluster through us alone, and its last words us.
-    setsid "$bin/baton" up --listen "127.0.0.1:$port" --model "$model" 2> >(tee -i "$work/log" >&2) </dev/null &
+    setsid "$bin/baton" up --listen "127.0.0.1:$port" --model "$model" "${backend[@]}" 2> >(tee -i "$work/log" >&2) </dev/null &
     up_pid=$!
     local tries=0
     until server=$(sed -n 's#.*ready.* on http://\([^:]*:[0-9]*\).*#\1#p' "$work/log" 2>/dev/null | head -n 1) && [ -n "$server" ]; do
@@ -251,7 +301,7 @@ show_answers() {
 # As a shell wants it typed; short where the shell is in the clone.
 show_command() {
     local path=$bin/baton
-    [ "$PWD" != "$root" ] || path=build/release/bin/baton
+    [ "$PWD" != "$root" ] || path=${bin#"$root/"}/baton
     printf '  %q %s\n' "$path" "$1" >&2
 }
 
@@ -280,6 +330,7 @@ main() {
         case $1 in
         --deps-only) deps_only=yes ;;
         --test-deps) test_deps=yes ;;
+        --cuda) cuda=yes ;;
         --yes) yes=yes ;;
         --keep) keep=yes ;;
         --model | --prompt)
@@ -303,10 +354,12 @@ main() {
         model=$(realpath "$model")
     fi
     install_deps
+    [ "$cuda" = no ] || install_cuda
     if [ "$deps_only" = yes ]; then
         exit 0
     fi
-    build_release
+    build_programs
+    [ "$cuda" = no ] || find_device
     find_model
     start_cluster
     show_answers
