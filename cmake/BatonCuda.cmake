@@ -21,6 +21,9 @@ elseif(BT_CUDA)
         set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 100-real 100-virtual)
     endif()
     enable_language(CUDA)
+    # Keeps what ptxas says of registers and spills, for the test cuda_usage.
+    find_package(Python3 REQUIRED COMPONENTS Interpreter)
+    set(CMAKE_CUDA_COMPILER_LAUNCHER ${Python3_EXECUTABLE} ${CMAKE_SOURCE_DIR}/tools/cuda_usage.py run)
     find_package(CUDAToolkit 13.0 REQUIRED)
     set(CMAKE_CUDA_STANDARD 17)
     # No contraction: what is fused says fmaf, so a device gives the bits of the emulation.

@@ -50,6 +50,26 @@ static __device__ __forceinline__ void merge_part(struct sums<NACC> &t, float ma
     t.max = both;
 }
 
+/* The same where what was found before lies in memory: every eighth of n values at `to`, this thread's. */
+template <int NACC>
+static __device__ __forceinline__ void
+merge_output(float *to, uint32_t n, const struct sums<NACC> &s, float &max, float &sum)
+{
+    const float both = s.max > max ? s.max : max;
+    const float a = device_exp(max - both), b = device_exp(s.max - both);
+    const bool none = sum == 0.0F; /* the first one */
+
+    sum = fmaf(sum, a, s.sum * b);
+#pragma unroll
+    for (int i = 0; i < NACC; i++) {
+        const uint32_t d = ROW_THREADS * (uint32_t)i;
+        if (d < n) {
+            to[d] = fmaf(none ? 0.0F : to[d], a, s.acc[i] * b);
+        }
+    }
+    max = both;
+}
+
 /* What a block of threads works on. */
 struct where {
     uint32_t row, c;      /* this thread's row of the tile, and which of the row's threads it is */
@@ -203,14 +223,17 @@ static __device__ __forceinline__ void write_row(const struct cuda_attn &a, cons
 }
 
 /* Grid: (tiles, key-value heads, splits at once or 1). Shared: q, keys, scores. */
-template <int NACC> static __global__ void __launch_bounds__(THREADS) attend(struct cuda_attn a)
+template <int NACC>
+static __global__ void __launch_bounds__(THREADS, NACC <= 32 ? 4 : 2) attend(struct cuda_attn a)
 {
     const struct where w = find_row(a);
     const uint32_t dim = a.kv.head_dim, first = w.first / CUDA_ATTN_SPLIT,
                    last = w.last / CUDA_ATTN_SPLIT;
     shared_ptr<float> q = shared_as<float>(0), keys = q + CUDA_ATTN_ROWS * dim,
                       scores = keys + CUDA_ATTN_KEYS * (dim + 1);
-    struct sums<NACC> s, t;
+    float *out = a.a.out + w.batch_row * a.a.out_stride + (size_t)w.head * dim;
+    struct sums<NACC> s;
+    float max = NONE, sum = 0.0F; /* of the splits so far; their values are in the output */
 
     if (a.n_splits != 0 && first + blockIdx.z > last) {
         return;
@@ -220,34 +243,36 @@ template <int NACC> static __global__ void __launch_bounds__(THREADS) attend(str
         q[w.row * dim + d] = w.real ? from[d] : 0.0F;
     }
     __syncthreads();
-    if (a.n_splits != 0) {
-        attend_split(a, w, first + blockIdx.z, q, keys, scores, s);
-        float *part = part_row(a, blockIdx.z, w.row);
-        if (w.real && w.c == 0) {
-            part[0] = s.max;
-            part[1] = s.sum;
+    uint32_t split = first + blockIdx.z;
+    const uint32_t end = a.n_splits != 0 ? split : last;
+    for (; split <= end; split++) {
+        attend_split(a, w, split, q, keys, scores, s);
+        if (a.n_splits == 0 && row_sees(w, split)) {
+            merge_output(out + w.c, w.c < dim ? dim - w.c : 0, s, max, sum);
         }
-#pragma unroll
-        for (int i = 0; i < NACC; i++) {
-            const uint32_t d = w.c + ROW_THREADS * (uint32_t)i;
-            if (w.real && d < dim) {
-                part[2 + d] = s.acc[i];
-            }
+    }
+    if (a.n_splits == 0) {
+        for (uint32_t d = w.c; w.real && d < dim; d += ROW_THREADS) {
+            out[d] = out[d] / sum;
         }
         return;
     }
-    clear(t);
-    for (uint32_t split = first; split <= last; split++) {
-        attend_split(a, w, split, q, keys, scores, s);
-        if (row_sees(w, split)) {
-            merge_part(t, s.max, s.sum, s.acc);
+    float *part = part_row(a, blockIdx.z, w.row);
+    if (w.real && w.c == 0) {
+        part[0] = s.max;
+        part[1] = s.sum;
+    }
+#pragma unroll
+    for (int i = 0; i < NACC; i++) {
+        const uint32_t d = w.c + ROW_THREADS * (uint32_t)i;
+        if (w.real && d < dim) {
+            part[2 + d] = s.acc[i];
         }
     }
-    write_row(a, w, t);
 }
 
 /* Grid: (tiles, key-value heads). Joins the splits that ran at once. */
-template <int NACC> static __global__ void __launch_bounds__(THREADS) join(struct cuda_attn a)
+template <int NACC> static __global__ void __launch_bounds__(THREADS, 2) join(struct cuda_attn a)
 {
     const struct where w = find_row(a);
     const uint32_t dim = a.kv.head_dim, first = w.first / CUDA_ATTN_SPLIT,

@@ -269,76 +269,103 @@ static __device__ __forceinline__ void add_values(const struct work &w, struct s
     }
 }
 
-/* A split has ended: rows that saw something in it join t, and s is as new. */
-template <int R, int NT>
-static __device__ __forceinline__ void merge(struct sums<R, NT> &t, struct sums<R, NT> &s)
+/* Calls f(index, row, to) for each of the thread's rows that is there: to: where its values go, f32 [head_dim]. */
+template <int R, class F>
+static __device__ __forceinline__ void for_rows(const struct cuda_attn &a, const struct work &w,
+                                                const F &f)
 {
 #pragma unroll
     for (uint32_t i = 0; i < R * 2; i++) {
-        const float before = t.max[i / 2][i % 2], found = s.max[i / 2][i % 2];
-        if (found != NONE) {
-            const float both = found > before ? found : before;
-            const float a = device_exp(before - both), b = device_exp(found - both);
-            t.max[i / 2][i % 2] = both;
-            t.sum[i / 2][i % 2] = fmaf(t.sum[i / 2][i % 2], a, s.sum[i / 2][i % 2] * b);
-#pragma unroll
-            for (uint32_t j = 0; j < NT * 2; j++) {
-                float *to = &t.acc[i / 2][j / 2][i % 2 * 2 + j % 2];
-                *to = fmaf(*to, a, (s.acc[i / 2][j / 2][i % 2 * 2 + j % 2] + 0.0F) * b);
-            }
+        const uint32_t row = i * 8 + threadIdx.x % 32 / 4;
+        if (row < w.t.n) {
+            uint32_t head;
+            const size_t at = batch_row(w, row, &head);
+            f(i, row, a.a.out + at * a.a.out_stride + (size_t)head * w.dim);
         }
     }
+}
+
+/* Dimension j % 2 of tile j / 2, of this thread. */
+static __device__ __forceinline__ uint32_t dimension(uint32_t j)
+{
+    return (j / 2 * WARPS + threadIdx.x / 32) * 8 + threadIdx.x % 4 * 2 + j % 2;
+}
+
+/* A split has ended: rows that saw something in it join what is in the output, and s is as new. + 0: whether a zero is
+ * negative depends on what else was in the tile. */
+template <int R, int NT>
+static __device__ __forceinline__ void merge(const struct cuda_attn &a, const struct work &w,
+                                             float (*max)[2], float (*all)[2],
+                                             struct sums<R, NT> &s)
+{
+    for_rows<R>(a, w, [&](uint32_t i, uint32_t, float *to) {
+        const float before = max[i / 2][i % 2], found = s.max[i / 2][i % 2];
+        if (found == NONE) {
+            return;
+        }
+        const float both = found > before ? found : before;
+        const float x = device_exp(before - both), y = device_exp(found - both);
+        max[i / 2][i % 2] = both;
+        all[i / 2][i % 2] = fmaf(all[i / 2][i % 2], x, s.sum[i / 2][i % 2] * y);
+#pragma unroll
+        for (uint32_t j = 0; j < NT * 2; j++) {
+            const uint32_t d = dimension(j);
+            const float v = s.acc[i / 2][j / 2][i % 2 * 2 + j % 2] + 0.0F;
+            if (d < w.dim) {
+                to[d] = fmaf(before == NONE ? 0.0F : to[d], x, v * y);
+            }
+        }
+    });
     clear(s);
 }
 
-/* Results of a split into memory, or of all into the output. + 0: whether a zero is negative depends on what else was in the
- * tile. */
+/* The output, divided by the sums. */
 template <int R, int NT>
-static __device__ __forceinline__ void write_sums(const struct cuda_attn &a, const struct work &w,
-                                                  const struct sums<R, NT> &s, bool part)
+static __device__ __forceinline__ void finish(const struct cuda_attn &a, const struct work &w,
+                                              float (*all)[2])
 {
-    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-
+    for_rows<R>(a, w, [&](uint32_t i, uint32_t, float *to) {
 #pragma unroll
-    for (uint32_t i = 0; i < R * 2; i++) {
-        const uint32_t row = i * 8 + lane / 4;
-        const float sum = s.sum[i / 2][i % 2];
-        float *to;
-        if (row >= w.t.n) {
-            continue;
-        }
-        if (part) {
-            to = part_row(a, blockIdx.z, row);
-            if (warp == 0 && lane % 4 == 0) {
-                to[0] = s.max[i / 2][i % 2];
-                to[1] = sum;
+        for (uint32_t j = 0; j < NT * 2; j++) {
+            const uint32_t d = dimension(j);
+            if (d < w.dim) { /* no sum: nothing was written */
+                to[d] = (all[i / 2][i % 2] == 0.0F ? 0.0F : to[d]) / all[i / 2][i % 2];
             }
-            to += 2;
-        } else {
-            uint32_t head;
-            const size_t at = batch_row(w, row, &head);
-            to = a.a.out + at * a.a.out_stride + (size_t)head * w.dim;
+        }
+    });
+}
+
+/* What a split found, for `join`. */
+template <int R, int NT>
+static __device__ __forceinline__ void write_part(const struct cuda_attn &a, const struct work &w,
+                                                  const struct sums<R, NT> &s)
+{
+    for_rows<R>(a, w, [&](uint32_t i, uint32_t row, float *) {
+        float *to = part_row(a, blockIdx.z, row);
+        if (threadIdx.x < 32 && threadIdx.x % 4 == 0) {
+            to[0] = s.max[i / 2][i % 2];
+            to[1] = s.sum[i / 2][i % 2];
         }
 #pragma unroll
         for (uint32_t j = 0; j < NT * 2; j++) {
-            const uint32_t d = (j / 2 * WARPS + warp) * 8 + lane % 4 * 2 + j % 2;
-            const float v = s.acc[i / 2][j / 2][i % 2 * 2 + j % 2];
+            const uint32_t d = dimension(j);
             if (d < w.dim) {
-                to[d] = part ? v + 0.0F : v / sum;
+                to[2 + d] = s.acc[i / 2][j / 2][i % 2 * 2 + j % 2] + 0.0F;
             }
         }
-    }
+    });
 }
 
 /* Grid: (tiles, key-value heads, splits at once or 1). R: tiles of 16 rows; NT: a warp's tiles of 8 dimensions. */
 template <int KIND, int R, int NT>
-static __global__ void __launch_bounds__(THREADS) attend(struct cuda_attn a)
+static __global__ void __launch_bounds__(THREADS, R *NT > 8 ? 2 : 3) attend(struct cuda_attn a)
 {
     const struct work w = begin_work(a, R * 16);
     const bool part = a.n_splits != 0;
     uint32_t base = w.first / KEYS * KEYS, last = w.last;
-    struct sums<R, NT> s, t;
-    float score[R][2][4];
+    struct sums<R, NT> s;
+    float score[R][2][4], max[R][2],
+        sum[R][2]; /* of the splits so far; their values: in the output */
 
     if (part) { /* this split's share of it */
         const uint32_t split = w.first / CUDA_ATTN_SPLIT + blockIdx.z,
@@ -352,7 +379,11 @@ static __global__ void __launch_bounds__(THREADS) attend(struct cuda_attn a)
     begin_copy(a, w, base, false, w.k);
     load_q<KIND>(a, w, R * 16);
     clear(s);
-    clear(t);
+#pragma unroll
+    for (int i = 0; i < R * 2; i++) {
+        max[i / 2][i % 2] = NONE;
+        sum[i / 2][i % 2] = 0.0F;
+    }
     for (; base <= last; base += KEYS) {
         const bool more = last - base >= KEYS;
         begin_copy(a, w, base, true, w.v);
@@ -372,13 +403,13 @@ static __global__ void __launch_bounds__(THREADS) attend(struct cuda_attn a)
         add_values<KIND, R, NT>(w, s);
         __syncthreads(); /* none reads them any more */
         if (!part && (!more || (base + KEYS) % CUDA_ATTN_SPLIT == 0)) {
-            merge(t, s);
+            merge(a, w, max, sum, s);
         }
     }
     if (part) {
-        write_sums(a, w, s, true);
+        write_part(a, w, s);
     } else {
-        write_sums(a, w, t, false);
+        finish<R, NT>(a, w, sum);
     }
 }
 

@@ -29,7 +29,9 @@ static __device__ __forceinline__ float x_value(const float *x, const struct cud
 
 /* Grid: (panels, groups of M rows). WARPS segments at a time; x of those lies in shared memory, then their sums. */
 template <int KIND, int M, int WARPS>
-static __global__ void __launch_bounds__(32 * WARPS) gemv(struct cuda_product p)
+static __global__ void __launch_bounds__(32 * WARPS,
+                                         KIND == CUDA_KIND_BLOCKS || WARPS == 16 ? 1 : 2)
+    gemv(struct cuda_product p)
 {
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const uint32_t row0 = blockIdx.y * M;
@@ -192,7 +194,7 @@ template <int KIND> static void launch(struct cuda_ctx *c, const struct cuda_pro
 
     if (p.n_rows <= CUDA_GEMV_ROWS) {
         if (p.n_rows == 1 || p.experts != NULL) {
-            launch_gemv<KIND, 1, 16>(c, product);
+            launch_gemv<KIND, 1, KIND == CUDA_KIND_BLOCKS ? 8 : 16>(c, product);
         } else if (p.n_rows <= 4) {
             launch_gemv<KIND, 4, 8>(c, product);
         } else {
