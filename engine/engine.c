@@ -154,6 +154,7 @@ static enum bt_status describe_layout(struct bt_engine *e, struct bt_err *err)
         l->groups[g].n_pages = e->pool.n_pages;
         l->groups[g].page_layer_bytes = e->pool.page_layer_bytes;
         l->groups[g].base = host != NULL ? host : base;
+        l->device_memory = host == NULL;
         l->groups[g].layer_stride = e->pool.kv.groups[g].layer_stride;
         l->groups[g].page_stride = e->pool.kv.groups[g].page_stride;
         bt_buf_adds(&text, g == 0 ? "" : ",");
@@ -251,6 +252,12 @@ const struct bt_model_info *bt_engine_model(const struct bt_engine *e)
 const struct bt_engine_layout *bt_engine_layout(const struct bt_engine *e)
 {
     return &e->layout;
+}
+
+enum bt_status bt_engine_mover_create(struct bt_engine *e, size_t slot_bytes, uint32_t n_slots,
+                                      struct bt_k_mover **out, struct bt_err *err)
+{
+    return bt_k_mover_create(e->k, slot_bytes, n_slots, out, err);
 }
 
 const char *bt_engine_describe(const struct bt_engine *e)

@@ -55,6 +55,7 @@ struct bt_engine_layout {
     const char *numerics;  /* class */
     const char *kv_layout; /* "page_tokens=16 dtype=f16 kv_heads=3 head_dim=64 groups=full:30" */
     uint32_t page_tokens, n_groups;
+    bool device_memory; /* the host cannot touch the pages */
     struct {
         uint32_t window, n_layers, n_pages; /* pages of the pool in this group */
         size_t page_layer_bytes;            /* a page's share of one layer */
@@ -122,6 +123,10 @@ void bt_engine_set_hooks(struct bt_engine *e, const struct bt_engine_hooks *hook
 const struct bt_model_info *bt_engine_model(const struct bt_engine *e);
 const struct bt_model_packed *bt_engine_packed(const struct bt_engine *e);
 const struct bt_engine_layout *bt_engine_layout(const struct bt_engine *e);
+/* Copies between pages in device memory and the host, for another thread (kernels/backend.h). It is destroyed before the engine.
+ * Before the first step. */
+enum bt_status bt_engine_mover_create(struct bt_engine *e, size_t slot_bytes, uint32_t n_slots,
+                                      struct bt_k_mover **out, struct bt_err *err) BT_NODISCARD;
 const char *bt_engine_describe(const struct bt_engine *e); /* backend text for logs */
 struct bt_engine_pages bt_engine_pages(const struct bt_engine *e);
 /* Who holds a page of a group (page < its n_pages); 0: nobody; BT_PAGE_SHARED: it has or had

@@ -39,6 +39,11 @@ struct bt_engine {
     struct bt_model_span *spans; /* [max_seqs] */
     float *logits;               /* [out_max, vocab] */
     struct bt_batch_plan plan;   /* the pass that runs now */
+
+    /* A device computes behind its calls: what a layer leaves is told when it is done, while the next ones wait in the stream. */
+    bool paced;                 /* the pass waits for its layers */
+    uint32_t marks[BT_K_MARKS]; /* by layer modulo their number */
+    uint32_t n_marked, n_told;  /* layers of the pass */
 };
 
 void seq_free(struct bt_engine *e, uint32_t slot);

@@ -60,28 +60,54 @@ static bool any_held(const struct bt_engine *e)
     return false;
 }
 
-static bool on_layer_done(void *arg, uint32_t layer)
-{
-    struct bt_engine *e = arg;
-    uint32_t group = e->info->layer_group[layer];
-    uint32_t index = e->info->layer_index[layer];
+/* Layers that a device has before it, so that it computes while the host looks at those that are done. */
+#define LAYERS_AHEAD 2U
 
-    /* What is reported must be there: a device's calls have only been put into its stream. */
-    if (any_held(e) && bt_k_sync(e->k) != BT_OK) {
-        return true; /* a fault stays: it is the forward pass's status too */
+/* Waits for the oldest layer not told yet, and reports its pages. */
+static void tell_layer(struct bt_engine *e)
+{
+    uint32_t layer = e->n_told++;
+    uint32_t group = e->info->layer_group[layer];
+
+    if (bt_k_wait(e->k, e->marks[layer % BT_K_MARKS]) != BT_OK || !any_held(e)) {
+        return; /* a fault stays: it is the forward pass's status too */
     }
-    for (uint32_t i = 0; e->hooks.on_pages != NULL && i < e->plan.n_spans; i++) {
+    for (uint32_t i = 0; i < e->plan.n_spans; i++) {
         const struct bt_batch_span *sp = &e->plan.spans[i];
         const struct bt_batch_seq *b = bt_batch_seq(e->batch, sp->slot);
 
         if (b->hold && !b->cancelled) {
-            report_pages(e, sp, group, index);
+            report_pages(e, sp, group, e->info->layer_index[layer]);
+        }
+    }
+}
+
+static bool on_layer_done(void *arg, uint32_t layer)
+{
+    struct bt_engine *e = arg;
+    uint32_t ahead = e->layout.device_memory ? LAYERS_AHEAD : 0;
+
+    if (e->paced) {
+        BT_ASSERT(layer == e->n_marked);
+        e->marks[e->n_marked++ % BT_K_MARKS] = bt_k_mark(e->k);
+        while (e->n_marked - e->n_told > ahead) {
+            tell_layer(e);
         }
     }
     if (e->hooks.step_interrupted == NULL || !e->hooks.step_interrupted(e->hooks.arg)) {
         return true;
     }
     return !all_cancelled(e);
+}
+
+/* The pass is in the device's stream to its end. */
+static void on_queued(void *arg)
+{
+    struct bt_engine *e = arg;
+
+    while (e->n_told < e->n_marked) {
+        tell_layer(e);
+    }
 }
 
 /* Prompt positions [first, end) of an echoed span whose logits tell about the prompt token that
@@ -104,7 +130,11 @@ static void fill_batch(struct bt_engine *e, struct bt_model_batch *mb)
                                   .out_rows = e->out_rows,
                                   .logits = e->logits,
                                   .layer_done = on_layer_done,
+                                  .queued = on_queued,
                                   .arg = e};
+    /* Others wait for its pages, or a cancel shall find it between two layers. */
+    e->paced = e->plan.n_prefill_tokens > 0 || any_held(e);
+    e->n_marked = e->n_told = 0;
     for (uint32_t i = 0; i < e->plan.n_spans; i++) {
         const struct bt_batch_span *sp = &e->plan.spans[i];
         const struct bt_batch_seq *b = bt_batch_seq(e->batch, sp->slot);

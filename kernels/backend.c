@@ -63,6 +63,48 @@ enum bt_status bt_k_sync(struct bt_kctx *k)
     return k->ops->sync(k);
 }
 
+uint32_t bt_k_mark(struct bt_kctx *k)
+{
+    return k->ops->mark != NULL ? k->ops->mark(k) : 0;
+}
+
+enum bt_status bt_k_wait(struct bt_kctx *k, uint32_t mark)
+{
+    return k->ops->wait != NULL ? k->ops->wait(k, mark) : BT_OK;
+}
+
+enum bt_status bt_k_mover_create(struct bt_kctx *k, size_t slot_bytes, uint32_t n_slots,
+                                 struct bt_k_mover **out, struct bt_err *err)
+{
+    BT_ASSERT(slot_bytes > 0 && n_slots > 0);
+    return k->ops->mover_create != NULL
+               ? k->ops->mover_create(k, slot_bytes, n_slots, out, err)
+               : bt_err_set(err, BT_ERR_UNSUPPORTED, "%s: all memory is the host's", k->describe);
+}
+
+void bt_k_mover_destroy(struct bt_k_mover *m)
+{
+    if (m != NULL) {
+        m->ops->mover_destroy(m);
+    }
+}
+
+uint8_t *bt_k_mover_slot(struct bt_k_mover *m, uint32_t slot)
+{
+    return m->ops->mover_slot(m, slot);
+}
+
+enum bt_status bt_k_mover_start(struct bt_k_mover *m, uint32_t slot, void *dev, size_t bytes,
+                                bool to_device)
+{
+    return m->ops->mover_start(m, slot, dev, bytes, to_device);
+}
+
+enum bt_status bt_k_mover_done(struct bt_k_mover *m, uint32_t slot, bool wait)
+{
+    return m->ops->mover_done(m, slot, wait);
+}
+
 size_t bt_k_panel_bytes(struct bt_kctx *k, const struct bt_k_weight_desc *desc)
 {
     return k->ops->panel_bytes != NULL ? k->ops->panel_bytes(k, desc) : 0;

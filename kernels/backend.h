@@ -56,6 +56,7 @@ extern "C" {
 
 struct bt_kctx;    /* a device context: stream, thread pool, scratch */
 struct bt_kweight; /* a matrix [n_rows N, n_cols K], packed for the device */
+struct bt_k_mover; /* copies beside a context */
 
 #define BT_PAGE_NONE                                                                               \
     UINT32_MAX /* a page-table entry that holds no page; never read by a correct call */
@@ -149,6 +150,26 @@ void bt_k_read(struct bt_kctx *k, void *host, const void *dev,
 void bt_k_copy(struct bt_kctx *k, void *dev, const void *from, size_t bytes);
 void *bt_k_host(struct bt_kctx *k, void *dev); /* the host address of device memory, or NULL */
 enum bt_status bt_k_sync(struct bt_kctx *k) BT_NODISCARD; /* device faults surface here */
+/* Puts a mark behind all calls so far. bt_k_wait returns when what is in front of the mark is done, what is behind goes on
+ * meanwhile. Of the last BT_K_MARKS marks; the same faults as of bt_k_sync. */
+#define BT_K_MARKS 8U
+uint32_t bt_k_mark(struct bt_kctx *k);
+enum bt_status bt_k_wait(struct bt_kctx *k, uint32_t mark) BT_NODISCARD;
+
+/* A mover copies between device memory that the host cannot reach (bt_k_host: NULL) and its slots, blocks of host memory that
+ * the device reads and writes by itself. It has a stream of its own: the context computes meanwhile, and no order holds
+ * between the two; callers know what is done. After create it belongs to one thread, any; the context outlives it.
+ * BT_ERR_UNSUPPORTED: the host reaches all of this backend's memory. */
+enum bt_status bt_k_mover_create(struct bt_kctx *k, size_t slot_bytes, uint32_t n_slots,
+                                 struct bt_k_mover **out, struct bt_err *err) BT_NODISCARD;
+void bt_k_mover_destroy(struct bt_k_mover *m); /* waits for its copies */
+uint8_t *bt_k_mover_slot(struct bt_k_mover *m, uint32_t slot);
+/* Begins a copy of at most slot_bytes between a slot and dev; both are left alone until it is done. Copies are done in the order
+ * in which they began. BT_ERR_DEVICE: logged. */
+enum bt_status bt_k_mover_start(struct bt_k_mover *m, uint32_t slot, void *dev, size_t bytes,
+                                bool to_device) BT_NODISCARD;
+/* Of the last copy of a slot. BT_OK: done; BT_ERR_BUSY: not yet, never with wait; BT_ERR_DEVICE. */
+enum bt_status bt_k_mover_done(struct bt_k_mover *m, uint32_t slot, bool wait) BT_NODISCARD;
 
 /* Bytes of the packed form that may lie in desc.panels; 0: this backend keeps it in memory of its own. */
 size_t bt_k_panel_bytes(struct bt_kctx *k, const struct bt_k_weight_desc *desc);

@@ -15,6 +15,17 @@ struct bt_backend_ops {
     void (*read)(struct bt_kctx *k, void *host, const void *dev, size_t bytes);
     void *(*host)(struct bt_kctx *k, void *dev);
     enum bt_status (*sync)(struct bt_kctx *k);
+    /* Both NULL: calls are done when they return. */
+    uint32_t (*mark)(struct bt_kctx *k);
+    enum bt_status (*wait)(struct bt_kctx *k, uint32_t mark);
+    /* NULL: no mover. The others are there with it. */
+    enum bt_status (*mover_create)(struct bt_kctx *k, size_t slot_bytes, uint32_t n_slots,
+                                   struct bt_k_mover **out, struct bt_err *err);
+    void (*mover_destroy)(struct bt_k_mover *m);
+    uint8_t *(*mover_slot)(struct bt_k_mover *m, uint32_t slot);
+    enum bt_status (*mover_start)(struct bt_k_mover *m, uint32_t slot, void *dev, size_t bytes,
+                                  bool to_device);
+    enum bt_status (*mover_done)(struct bt_k_mover *m, uint32_t slot, bool wait);
     size_t (*panel_bytes)(struct bt_kctx *k, const struct bt_k_weight_desc *desc); /* NULL: 0 */
     const char *panel_layout; /* with panel_bytes */
     enum bt_status (*weight_create)(struct bt_kctx *k, const struct bt_k_weight_desc *desc,
@@ -59,6 +70,10 @@ struct bt_kctx {
 
 struct bt_kweight {
     size_t packed_bytes;
+};
+
+struct bt_k_mover {
+    const struct bt_backend_ops *ops;
 };
 
 #endif

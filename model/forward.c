@@ -173,7 +173,6 @@ static void logits(struct bt_pass *p)
     if (c->final_softcap > 0.0F) {
         bt_k_softcap(p->k, ws->logits, c->vocab, c->final_softcap, n, c->vocab);
     }
-    bt_k_read(p->k, p->batch->logits, ws->logits, (size_t)n * c->vocab * sizeof(float));
 }
 
 enum bt_status bt_model_forward(struct bt_model *m, struct bt_model_ws *ws,
@@ -199,6 +198,12 @@ enum bt_status bt_model_forward(struct bt_model *m, struct bt_model_ws *ws,
     }
     if (batch->n_out > 0) {
         logits(&p);
+    }
+    if (batch->queued != NULL) {
+        batch->queued(batch->arg);
+    }
+    if (batch->n_out > 0) {
+        bt_k_read(p.k, batch->logits, ws->logits, (size_t)batch->n_out * c->vocab * sizeof(float));
     }
     return bt_k_sync(p.k);
 }

@@ -101,10 +101,12 @@ struct bt_model_batch {
     uint32_t n_out;           /* rows whose logits are wanted */
     const uint32_t *out_rows; /* [n_out] row numbers in the batch */
     float *logits;            /* host [n_out, vocab], f32 */
-    /* Called when K, V of `layer` are stored for all tokens of the batch. Returning false abandons
-     * the pass (logits are not written; KV of the tokens is half written and must be recomputed).
-     * May be NULL. */
+    /* Called when the calls that store K, V of `layer` for all tokens of the batch are made; they are done when bt_k_wait() says
+     * so of a mark made here. Returning false abandons the pass (logits are not written; KV of the tokens is half
+     * written and must be recomputed). May be NULL. */
     bool (*layer_done)(void *arg, uint32_t layer);
+    /* Called when all calls of a pass that was not abandoned are made, before they are waited for. May be NULL. */
+    void (*queued)(void *arg);
     void *arg;
 };
 

@@ -577,6 +577,11 @@ static enum bt_status start_engine(struct bt_node *n, struct bt_err *err)
         bt_engine_destroy(e);
         return bt_err_set(err, BT_ERR_NOMEM, "no memory for the list of cached blocks");
     }
+    st = bt_node_memory_start(n, e, err);
+    if (st != BT_OK) {
+        bt_engine_destroy(e);
+        return st;
+    }
     st = bt_engine_thread_start(n->loop, e, BT_LEGS * n->cfg.max_jobs, on_engine, n, &n->engine);
     return st == BT_OK ? BT_OK : bt_err_set(err, st, "cannot start the engine thread");
 }
@@ -600,23 +605,29 @@ static enum bt_status start_transfer(struct bt_node *n, struct bt_err *err)
     }
     snprintf(fingerprint, sizeof fingerprint, "%016llx/%s",
              (unsigned long long)n->layout->fingerprint, n->layout->numerics);
-    return bt_xfer_create(&(struct bt_xfer_opts){.listen = address[0] != '\0' ? address : NULL,
-                                                 .port_min = port_min,
-                                                 .port_max = port_max,
-                                                 .tls = n->cfg.transport,
-                                                 .instance = n->instance,
-                                                 .fingerprint = fingerprint,
-                                                 .layout = n->layout->kv_layout,
-                                                 .heartbeat_ns = n->cfg.heartbeat,
-                                                 .lease_ns = n->cfg.lease,
-                                                 .stall_ns = n->cfg.transfer_deadline,
-                                                 .checksum = n->cfg.checksum,
-                                                 .peers_max = PEERS_MAX,
-                                                 .landings_max = n->cfg.max_jobs,
-                                                 .commands_max = TRANSFER_COMMANDS,
-                                                 .wake = on_xfer_wake,
-                                                 .wake_arg = n},
-                          &n->xfer, err);
+    struct bt_xfer_opts o = {.listen = address[0] != '\0' ? address : NULL,
+                             .port_min = port_min,
+                             .port_max = port_max,
+                             .tls = n->cfg.transport,
+                             .instance = n->instance,
+                             .fingerprint = fingerprint,
+                             .layout = n->layout->kv_layout,
+                             .heartbeat_ns = n->cfg.heartbeat,
+                             .lease_ns = n->cfg.lease,
+                             .stall_ns = n->cfg.transfer_deadline,
+                             .checksum = n->cfg.checksum,
+                             .peers_max = PEERS_MAX,
+                             .landings_max = n->cfg.max_jobs,
+                             .commands_max = TRANSFER_COMMANDS,
+                             .wake = on_xfer_wake,
+                             .wake_arg = n};
+
+    bt_node_memory_opts(n, &o);
+    st = bt_xfer_create(&o, &n->xfer, err);
+    if (st == BT_OK) {
+        bt_node_memory_log(n);
+    }
+    return st;
 }
 
 static enum bt_status start_link(struct bt_node *n, struct bt_err *err)
@@ -727,6 +738,7 @@ static void node_stop(struct bt_node *n)
         bt_xfer_destroy(x);
     }
     bt_task_cancel(n->loop, &p->read_xfer);
+    bt_k_mover_destroy(p->mover); /* before the context of the engine */
     bt_engine_thread_stop(n->engine);
     if (p->xfer_inbox != NULL) {
         bt_inbox_destroy(p->xfer_inbox);

@@ -31,6 +31,8 @@ struct bt_node_private {
     struct bt_task flush;
     struct bt_timer tick;
     struct bt_inbox *xfer_inbox;
+    struct bt_k_mover *mover; /* NULL: the host reaches the KV pages */
+    struct bt_xfer_stage stage;
     struct bt_task read_xfer;
     struct bt_net_signal *sigterm, *sigint;
     struct {
@@ -57,6 +59,12 @@ struct bt_node_private {
     struct bt_prom_hist step_seconds[BT_LEGS],
         batch_tokens; /* steps with prompt tokens, and without */
 };
+
+/* node/node_memory.c: e is not the engine thread's yet. */
+enum bt_status bt_node_memory_start(struct bt_node *n, struct bt_engine *e,
+                                    struct bt_err *err) BT_NODISCARD;
+void bt_node_memory_opts(const struct bt_node *n, struct bt_xfer_opts *o);
+void bt_node_memory_log(const struct bt_node *n);
 
 /* node/node_legs.c: an event goes to the leg that it is for, or to both. */
 void bt_node_legs_tick(struct bt_node *n, uint64_t now);

@@ -86,6 +86,7 @@ struct xfer_op *xfer_op_get(struct bt_xfer *x, bool share)
 void xfer_op_put(struct bt_xfer *x, struct xfer_op *op)
 {
     x->n_share_ops -= op->is_share;
+    xfer_stage_put(x, op);
     bt_slab_put(&x->op_slab, op);
 }
 
@@ -101,6 +102,11 @@ void bt_xfer_stats(struct bt_xfer *x, struct bt_xfer_stats *out)
 const struct bt_gate_token *bt_xfer_token(const struct bt_xfer *x)
 {
     return &x->o.token;
+}
+
+const char *bt_xfer_memory_way(const struct bt_xfer *x)
+{
+    return x->direct ? "direct" : xfer_stage_is_on(x) ? "staged" : "";
 }
 
 const char *bt_xfer_address(const struct bt_xfer *x)
@@ -179,6 +185,7 @@ static bool round_run(struct bt_xfer *x, uint64_t *deadline)
         did = true;
     }
     did = x->ops->progress(x) || did;
+    did = xfer_stage_step(x) || did;
     TAILQ_FOREACH(p, &x->peers, link)
     {
         did = xfer_push_pump(x, p) || did;
@@ -322,12 +329,17 @@ static enum bt_status memory_init(struct bt_xfer *x)
     if (st == BT_OK) {
         st = bt_fifo_create(2 * x->o.ctrl_bytes_max + CTRL_IN_MORE, &x->ctrl_in);
     }
+    if (st == BT_OK) {
+        st = xfer_stage_init(x, x->o.stage);
+        x->o.stage = NULL; /* borrowed for the call only */
+    }
     return st != BT_OK ? st : xfer_buckets_init(x);
 }
 
 static void memory_fini(struct bt_xfer *x)
 {
     bt_spent_free(&x->spent);
+    xfer_stage_fini(x);
     bt_slab_fini(&x->op_slab);
     bt_fifo_destroy(x->ctrl_in);
     bt_free(x->buckets);

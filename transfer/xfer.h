@@ -41,8 +41,33 @@
 #define BT_XFER_PORTS_MIN    64
 #define BT_XFER_NO_PAGE      UINT32_MAX /* in a landing's page_ids: not wanted, refused if it comes */
 
+#define BT_XFER_REGIONS_MAX 8
+
 struct bt_xfer;
 struct bt_xfer_hub; /* transfer/xfer_loop.h: the loopback twin */
+
+/* Copies pages between memory that only a device can touch and slots, blocks of host memory that the wire reads and writes. The
+ * functions are called on the transfer thread (manual: the owner's) and do not block. What arg points to lives until
+ * bt_xfer_destroy() returns. */
+struct bt_xfer_stage {
+    void *arg;
+    size_t slot_bytes; /* no share is larger */
+    uint32_t n_slots;  /* 2 or more */
+    uint8_t *(*slot)(void *arg, uint32_t slot);
+    /* Begins a copy between a slot and device memory. Copies are done in the order of the calls. Not BT_OK: it failed. */
+    enum bt_status (*start)(void *arg, uint32_t slot, void *device, size_t bytes, bool to_device);
+    /* Of the last copy of a slot: BT_OK: done; BT_ERR_BUSY: not yet; else it failed. wait: never BT_ERR_BUSY. */
+    enum bt_status (*done)(void *arg, uint32_t slot, bool wait);
+};
+
+enum bt_xfer_memory { BT_XFER_MEMORY_HOST, BT_XFER_MEMORY_CUDA };
+
+/* A stretch of memory that pages lie in. */
+struct bt_xfer_region {
+    void *base;
+    size_t bytes;
+    enum bt_xfer_memory memory;
+};
 
 enum bt_xfer_proto {
     BT_XFER_PROTO_AUTO, /* rendezvous over RDMA, else eager */
@@ -89,6 +114,14 @@ struct bt_xfer_opts {
     void (*wake)(void *arg);
     void *wake_arg;
 
+    /* Where the pages of pushes and landings lie, if it should be registered with UCX for transports that read and write
+     * remote memory; 0: nothing is. CUDA memory that this UCX cannot register goes through `stage`. */
+    struct bt_xfer_region regions[BT_XFER_REGIONS_MAX];
+    uint32_t n_regions;
+    /* NULL: the host reaches all pages. Else none: they go through slots, but where a connection goes by rendezvous, their memory
+     * is registered, and no checksum is asked for. Copied. */
+    const struct bt_xfer_stage *stage;
+
     bool
         checksum; /* P: hash every share, D verifies what carries a hash; a wrong one resets the connection */
     bool
@@ -109,6 +142,10 @@ const char *bt_xfer_address(const struct bt_xfer *x);
 
 /* What a peer must say to be let in here; only those who may connect should know it. Valid until destroy; any thread. */
 const struct bt_gate_token *bt_xfer_token(const struct bt_xfer *x);
+
+/* How pages get to the wire: "" (the host's memory), "staged" (through slots), or "direct" (registered device memory; staged where
+ * a connection cannot). Valid until destroy; any thread. */
+const char *bt_xfer_memory_way(const struct bt_xfer *x);
 
 /* Helpers for the address that is told to others. */
 bool bt_xfer_address_is_loopback(const char *address); /* 127.0.0.0/8, ::1, loop:NAME */
@@ -257,9 +294,11 @@ struct bt_xfer_stats {
     uint64_t bytes_sent, shares_sent;         /* completed sends of shares */
     uint64_t bytes_received, shares_received; /* placed and counted */
     uint64_t ctrl_sent, ctrl_received;
-    uint64_t pushes;  /* PUSHED events made */
-    uint64_t post_ns; /* time spent handing shares to the transport */
-    uint64_t move_ns; /* sum over pushes: call to last completion */
+    uint64_t pushes;       /* PUSHED events made */
+    uint64_t post_ns;      /* time spent handing shares to the transport */
+    uint64_t move_ns;      /* sum over pushes: call to last completion */
+    uint64_t staged_bytes; /* copied between device memory and slots */
+    uint64_t direct_bytes; /* sent from device memory and received into it without */
     /* dropped shares, by reason */
     uint64_t drop_unknown;    /* no open landing with that ticket (stale, closed, never opened) */
     uint64_t drop_generation; /* ticket open, generation not */

@@ -68,6 +68,7 @@ STAILQ_HEAD(xfer_cmds, xfer_cmd);
 
 /* Of x->op_slab; a control message brings its own. */
 struct xfer_op {
+    STAILQ_ENTRY(xfer_op) link; /* in the stage's queues */
     struct xfer_peer *peer;
     struct xfer_push *push;       /* send of a share */
     struct xfer_landing *landing; /* receive of a share */
@@ -75,8 +76,28 @@ struct xfer_op {
     const uint8_t *data;          /* payload of a send, destination of a receive */
     size_t bytes;
     bool is_test, is_share;
-    struct xfer_head head; /* of a receive */
+    /* Device memory: what is at `data` comes from there, or goes there. */
+    uint8_t *device;
+    uint8_t *spare; /* receive without a slot */
+    uint32_t slot;
+    bool has_slot, is_out, is_moved, failed;
+    bool direct;           /* `data` is device memory: the wire takes it as it is */
+    struct xfer_head head; /* of a receive or a share */
     uint8_t wire[XFER_HEAD_BYTES];
+};
+
+STAILQ_HEAD(xfer_ops_queue, xfer_op);
+
+/* Pages in device memory; without a stage all zero. */
+#define XFER_STAGE_PER_ROUND   64U
+#define XFER_STAGE_SPARE_BYTES ((size_t)4 << 30) /* of address space */
+struct xfer_stage {
+    struct bt_xfer_stage o;
+    uint32_t *free; /* slots */
+    uint32_t n_free, n_out;
+    struct xfer_ops_queue moving;  /* copies in flight, in their order */
+    struct xfer_ops_queue waiting; /* received without a slot */
+    struct bt_slab spare;
 };
 
 struct xfer_ctrl {
@@ -114,6 +135,7 @@ struct xfer_peer {
     uint64_t born_ns, rx_ns, ping_ns, progress_ns, closing_ns;
     bool ping_in_flight;
     bool want_rndv;
+    bool direct;               /* the wire takes and fills device memory, by rendezvous */
     size_t window_used;        /* share bytes in flight */
     uint32_t n_sends, n_recvs; /* in flight, of any kind */
     uint32_t n_share_sends, n_share_recvs;
@@ -245,6 +267,8 @@ struct bt_xfer {
     uint32_t buckets_mask;
     struct bt_slab op_slab;
     uint32_t n_share_ops; /* of them, those of shares */
+    struct xfer_stage stage;
+    bool direct; /* the wire registered the regions; set when it is opened */
 };
 
 /* xfer.c */
@@ -308,9 +332,27 @@ void xfer_greet_refused(struct bt_xfer *x, struct xfer_peer *p, const struct xfe
 /* xfer_push.c */
 void xfer_push_start(struct bt_xfer *x, struct xfer_push *pu);
 bool xfer_push_pump(struct bt_xfer *x, struct xfer_peer *p); /* true: more could be sent at once */
+void xfer_push_send(struct bt_xfer *x, struct xfer_op *op);  /* op->data is there: to the wire */
 void xfer_push_sent(struct bt_xfer *x, struct xfer_op *op, enum bt_status st);
 void xfer_push_cancel_ticket(struct bt_xfer *x, const uint8_t *ticket);
 void xfer_push_fail_peer(struct bt_xfer *x, struct xfer_peer *p);
+
+/* xfer_stage.c */
+static inline bool xfer_stage_is_on(const struct bt_xfer *x)
+{
+    return x->stage.o.n_slots > 0;
+}
+enum bt_status xfer_stage_init(struct bt_xfer *x, const struct bt_xfer_stage *o);
+void xfer_stage_fini(struct bt_xfer *x);
+/* A send: a slot for op, whose op->device is set. false: none now. Then xfer_stage_out: op is sent when it is there. */
+bool xfer_stage_get_out(struct bt_xfer *x, struct xfer_op *op);
+void xfer_stage_out(struct bt_xfer *x, struct xfer_op *op);
+/* A receive: where op's bytes go first. NULL: too much waits. Then xfer_stage_in: xfer_received comes, with op->is_moved, when they
+ * are in their page. */
+uint8_t *xfer_stage_get_in(struct bt_xfer *x, struct xfer_op *op, uint8_t *device);
+void xfer_stage_in(struct bt_xfer *x, struct xfer_op *op);
+void xfer_stage_put(struct bt_xfer *x, struct xfer_op *op); /* the op ends */
+bool xfer_stage_step(struct bt_xfer *x); /* true: copies are in flight, or ended */
 
 /* xfer_land.c */
 enum bt_status

@@ -151,7 +151,12 @@ void xfer_peer_up(struct bt_xfer *x, struct xfer_peer *p)
     ev->instance = p->instance;
     ev->incoming = p->incoming;
     x->ops->describe(x, p, &t);
-    memcpy(ev->text, t.text, sizeof(ev->text));
+    const char *way = "";
+    if (xfer_stage_is_on(
+            x)) { /* how the other end sends is its own affair: as this one would, most likely */
+        way = p->direct && (p->incoming ? t.rndv : p->want_rndv) ? " direct" : " staged";
+    }
+    snprintf(ev->text, sizeof(ev->text), "%.180s%s", t.text, way);
     if (t.warning[0] != '\0') {
         bt_log_warn("xfer", "peer %016" PRIx64 ": %s", p->instance, t.warning);
     }

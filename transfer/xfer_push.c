@@ -71,7 +71,17 @@ static bool send_share(struct bt_xfer *x, struct xfer_peer *p, struct xfer_push 
     op->bytes = pu->d.page_layer_bytes;
     op->data = (const uint8_t *)pu->d.base + l * pu->d.layer_stride +
                pu->d.page_ids[k] * pu->d.page_stride;
-    struct xfer_head h = {
+    bool staged = xfer_stage_is_on(x);
+    if (staged && p->direct && p->want_rndv && !x->o.checksum) {
+        op->direct = true;
+        staged = false;
+    }
+    op->device = (uint8_t *)(uintptr_t)op->data; /* read only */
+    if (staged && !xfer_stage_get_out(x, op)) {
+        xfer_op_put(x, op);
+        return false;
+    }
+    op->head = (struct xfer_head){
         .kind = XFER_SHARE,
         .instance = x->o.instance,
         .bytes = op->bytes,
@@ -80,12 +90,7 @@ static bool send_share(struct bt_xfer *x, struct xfer_peer *p, struct xfer_push 
         .page = pu->d.page_index != NULL ? pu->d.page_index[k] : pu->d.first_page + k,
         .generation = pu->d.generation,
     };
-    memcpy(h.ticket, pu->d.ticket, sizeof(h.ticket));
-    if (x->o.checksum) {
-        h.check = bt_hash64(op->data, op->bytes, 0) | 1;
-    }
-    xfer_head_encode(&h, op->wire);
-
+    memcpy(op->head.ticket, pu->d.ticket, sizeof(op->head.ticket));
     if (p->n_share_sends + p->n_share_recvs == 0) {
         p->progress_ns = x->now_ns;
     }
@@ -98,8 +103,27 @@ static bool send_share(struct bt_xfer *x, struct xfer_peer *p, struct xfer_push 
         TAILQ_REMOVE(&p->queued, pu, link);
         TAILQ_INSERT_TAIL(&p->posted, pu, link);
     }
+    if (staged) {
+        xfer_stage_out(x, op);
+    } else {
+        xfer_push_send(x, op);
+    }
+    pu->n_in_flight--;
+    push_settle(x, p, pu);
+    return true;
+}
+
+void xfer_push_send(struct bt_xfer *x, struct xfer_op *op)
+{
+    struct xfer_push *pu = op->push;
+    struct xfer_peer *p = op->peer;
     uint64_t t0 = bt_clock_ns();
 
+    pu->n_in_flight++; /* as above */
+    if (x->o.checksum) {
+        op->head.check = bt_hash64(op->data, op->bytes, 0) | 1;
+    }
+    xfer_head_encode(&op->head, op->wire);
     x->ops->send(x, p, op);
     uint64_t took = bt_clock_ns() - t0;
 
@@ -107,7 +131,6 @@ static bool send_share(struct bt_xfer *x, struct xfer_peer *p, struct xfer_push 
     pu->post_ns += took;
     pu->n_in_flight--;
     push_settle(x, p, pu);
-    return true;
 }
 
 bool xfer_push_pump(struct bt_xfer *x, struct xfer_peer *p)
@@ -144,6 +167,7 @@ void xfer_push_sent(struct bt_xfer *x, struct xfer_op *op, enum bt_status st)
     if (st == BT_OK) {
         pu->bytes += op->bytes;
         x->st.bytes_sent += op->bytes;
+        x->st.direct_bytes += op->direct ? op->bytes : 0;
         x->st.shares_sent++;
     } else {
         x->st.fail_sends++;

@@ -51,11 +51,16 @@ static struct xfer_op *recv_op(struct bt_xfer *x, struct xfer_peer *p, const str
     return op;
 }
 
+static bool intact(const struct xfer_head *h, const uint8_t *at)
+{
+    return h->check == 0 || (bt_hash64(at, h->bytes, 0) | 1) == h->check;
+}
+
 static void share_done(struct bt_xfer *x, struct xfer_peer *p, struct xfer_landing *l,
                        const struct xfer_head *h, const uint8_t *at, enum bt_status st)
 {
     p->progress_ns = x->now_ns;
-    if (st == BT_OK && h->check != 0 && (bt_hash64(at, h->bytes, 0) | 1) != h->check) {
+    if (st == BT_OK && !intact(h, at)) {
         x->st.drop_checksum++;
         xfer_broken(x, p, BT_ERR_PROTOCOL);
         st = BT_ERR_PROTOCOL;
@@ -74,18 +79,33 @@ static enum xfer_take on_share(struct bt_xfer *x, struct xfer_peer *p, const str
     if (l == NULL) {
         return XFER_TAKEN;
     }
-    if (data != NULL) {
+    bool direct = p->direct && data == NULL && h->check == 0; /* a hash is of what the host sees */
+    bool staged = xfer_stage_is_on(x) && !direct;
+    if (data != NULL && !staged) {
         memcpy(dst, data, h->bytes);
         share_done(x, p, l, h, dst, BT_OK);
         return XFER_TAKEN;
     }
     struct xfer_op *op = recv_op(x, p, h, dst);
+    if (op != NULL && staged && xfer_stage_get_in(x, op, dst) == NULL) {
+        p->n_recvs--;
+        xfer_op_put(x, op);
+        xfer_broken(x, p, BT_ERR_BUSY);
+        op = NULL;
+    }
     if (op == NULL) {
         xfer_land_done(x, l, h, BT_ERR_BUSY);
         return XFER_TAKEN;
     }
     op->landing = l;
+    op->direct = direct;
+    op->is_moved = !staged;
     p->n_share_recvs++;
+    if (data != NULL) {
+        memcpy((uint8_t *)(uintptr_t)op->data, data, h->bytes); /* memory of the stage */
+        xfer_received(x, op, BT_OK);
+        return XFER_TAKEN;
+    }
     *out = op;
     return XFER_RECV;
 }
@@ -118,12 +138,18 @@ void xfer_received(struct bt_xfer *x, struct xfer_op *op, enum bt_status st)
 {
     struct xfer_peer *p = op->peer;
     BT_ASSERT(p->n_recvs > 0);
+    if (st == BT_OK && op->landing != NULL && !op->is_moved && intact(&op->head, op->data)) {
+        op->head.check = 0; /* looked at while the host sees it */
+        xfer_stage_in(x, op);
+        return;
+    }
     p->n_recvs--;
     if (st != BT_OK) {
         xfer_broken(x, p, st); /* a receive fails only with its connection */
     }
     if (op->landing != NULL) {
         p->n_share_recvs--;
+        x->st.direct_bytes += op->direct && st == BT_OK ? op->bytes : 0;
         share_done(x, p, op->landing, &op->head, op->data, st);
     } else if (st == BT_OK && p->state != PEER_CLOSING) {
         struct bt_seal *was = bt_alloc_unseal();

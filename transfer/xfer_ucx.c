@@ -98,6 +98,9 @@ ucs_status_t xfer_ucx_on_am(void *arg, const void *head, size_t head_bytes, void
         .recv_info.length = &got,
     };
     uint8_t *dst = (uint8_t *)(uintptr_t)op->data; /* a receive's destination */
+    if (op->direct) {
+        xfer_ucx_memory_param(x, c->context, dst, &rp);
+    }
     ucs_status_ptr_t r = ucp_am_recv_data_nbx(c->worker->handle, data, dst, op->bytes, &rp);
     if (r == NULL) {
         xfer_received(x, op, got == op->bytes ? BT_OK : BT_ERR_PROTOCOL);
@@ -200,6 +203,7 @@ static enum bt_status ucx_dial(struct bt_xfer *x, struct xfer_peer *p)
         return BT_ERR_NOMEM;
     }
     c->peer = p;
+    p->direct = context->direct;
     k.n_ips = xfer_door_own_ips(k.ips, bt_xfer_address_is_loopback(p->address));
     st = xfer_gate_call(u->gate, p, &a, len, &k, why, sizeof(why));
     if (st != BT_OK) {
@@ -378,6 +382,7 @@ static void accept_request(struct bt_xfer *x, const struct ucx_request *r)
         return;
     }
     c->peer->instance = r->instance; /* its greeting must say the same */
+    c->peer->direct = c->context->direct;
 }
 
 /* ---- sending ---- */
@@ -401,6 +406,9 @@ static void ucx_send(struct bt_xfer *x, struct xfer_peer *p, struct xfer_op *op)
         .cb.send = on_sent,
         .user_data = op,
     };
+    if (op->direct) {
+        xfer_ucx_memory_param(x, c->context, op->data, &rp);
+    }
     ucs_status_ptr_t r =
         ucp_am_send_nbx(c->ep, XFER_UCX_AM_ID, op->wire, XFER_HEAD_BYTES, op->data, op->bytes, &rp);
     if (r == NULL) {

@@ -25,6 +25,8 @@ struct ucx_context {
     ucp_context_h handle;      /* NULL: not made yet */
     struct ucx_worker *shared; /* of all connections, unless own_workers; the listener's */
     bool own_workers;          /* one for each connection: shared memory is in use */
+    bool direct;               /* all regions are registered: */
+    ucp_mem_h memory[BT_XFER_REGIONS_MAX];
 };
 enum { CONTEXT_NET, CONTEXT_NET6, CONTEXT_LOCAL, N_CONTEXTS };
 
@@ -69,6 +71,15 @@ struct ucx_context *xfer_ucx_context(struct bt_xfer *x, const char *address, str
 struct ucx_worker *xfer_ucx_worker_create(struct bt_xfer *x, ucp_context_h context,
                                           const char **why);
 void xfer_ucx_worker_destroy(struct ucx *u, struct ucx_worker *w);
+
+/* xfer_ucx_memory.c: whether this UCX can register the regions; tried once, when the wire is opened. */
+void xfer_ucx_memory_probe(struct bt_xfer *x);
+/* Registers the regions with a context; without x->direct does nothing. */
+void xfer_ucx_memory_map(struct bt_xfer *x, struct ucx_context *c);
+void xfer_ucx_memory_unmap(struct ucx_context *c);
+/* What a send or receive of n bytes at p, in a region, says of its memory. */
+void xfer_ucx_memory_param(const struct bt_xfer *x, const struct ucx_context *c, const void *p,
+                           ucp_request_param_t *rp);
 
 /* xfer_ucx.c: what the gate, workers and listeners call */
 void xfer_ucx_admit(void *arg, const struct xfer_knock *k, const struct sockaddr_storage *from,

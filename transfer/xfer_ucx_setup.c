@@ -105,10 +105,11 @@ static enum bt_status fail(struct bt_err *err, enum bt_status st, const char *wh
 
 /* UCX_TLS for our names. The connection manager wants the TCP device in the list even if no lane uses it. Of the
  * shared-memory transports one is enough, and each costs a worker megabytes. */
-static const char *tls_list(const char *tls, bool local)
+static const char *tls_list(const struct bt_xfer *x, bool local)
 {
+    const char *tls = x->tls;
     if (strcmp(tls, "shm") == 0 || (strcmp(tls, "auto") == 0 && local)) {
-        return "sysv,tcp";
+        return x->direct && xfer_stage_is_on(x) ? "sysv,tcp,cuda_copy,cuda_ipc" : "sysv,tcp";
     }
     return strcmp(tls, "auto") == 0 ? "^posix,sysv,cma" : tls;
 }
@@ -242,14 +243,16 @@ struct ucx_context *xfer_ucx_context(struct bt_xfer *x, const char *address, str
     if (c->handle != NULL) {
         return c;
     }
-    struct choice ch = {.list = tls_list(x->tls, local), .v6 = v6, .local = local};
+    struct choice ch = {.list = tls_list(x, local), .v6 = v6, .local = local};
     if (context_init(x, c, &ch, err) != BT_OK) {
         c->handle = NULL;
         return NULL;
     }
+    xfer_ucx_memory_map(x, c);
     c->shared = xfer_ucx_worker_create(x, c->handle, &why);
     if (c->shared == NULL) {
         bt_err_set(err, BT_ERR_DEVICE, "transfer: UCX worker: %s", why);
+        xfer_ucx_memory_unmap(c);
         ucp_cleanup(c->handle);
         c->handle = NULL;
         return NULL;
@@ -401,6 +404,7 @@ void xfer_ucx_fini(struct bt_xfer *x)
     }
     for (size_t i = 0; i < N_CONTEXTS; i++) {
         if (u->contexts[i].handle != NULL) {
+            xfer_ucx_memory_unmap(&u->contexts[i]);
             ucp_cleanup(u->contexts[i].handle);
         }
     }
@@ -421,6 +425,7 @@ enum bt_status xfer_ucx_open(struct bt_xfer *x, const struct bt_xfer_opts *o, st
     bt_map_init(&u->by_ep, true);
     TAILQ_INIT(&u->workers);
     x->wire = u;
+    xfer_ucx_memory_probe(x);
     struct xfer_gate_hooks hooks = {
         .arg = x, .admit = xfer_ucx_admit, .answered = xfer_ucx_on_answered};
     enum bt_status st = xfer_gate_create(x, &hooks, &u->gate, err);

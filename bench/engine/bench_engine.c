@@ -298,16 +298,23 @@ static void fill_pages(const struct bt_engine_landing *l)
     static const uint32_t halves[] = {0x3c003800U, 0xb400b800U, 0x3a00b000U, 0x34003400U};
 
     for (uint32_t g = 0; g < engine->layout.n_groups; g++) {
+        size_t bytes = engine->layout.groups[g].page_layer_bytes;
+        uint8_t *share = bt_alloc(bytes); /* the pages may be a device's */
+        if (share == NULL) {
+            die("out of memory");
+        }
         for (uint32_t p = l->first_page[g]; p < l->n_pages; p++) {
             for (uint32_t layer = 0; layer < engine->layout.groups[g].n_layers; layer++) {
                 uint8_t *at = engine->layout.groups[g].base +
                               layer * engine->layout.groups[g].layer_stride +
                               l->page_ids[g][p] * engine->layout.groups[g].page_stride;
-                for (size_t i = 0; i < engine->layout.groups[g].page_layer_bytes; i += 4) {
-                    memcpy(at + i, &halves[(i / 4 * 7 + p) % 4], 4);
+                for (size_t i = 0; i < bytes; i += 4) {
+                    memcpy(share + i, &halves[(i / 4 * 7 + p) % 4], 4);
                 }
+                bt_k_write(engine->k, at, share, bytes);
             }
         }
+        bt_free(share);
     }
 }
 

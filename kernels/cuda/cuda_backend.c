@@ -50,6 +50,11 @@ static void cuda_destroy(struct bt_kctx *k)
     (void)cuda_ok(c, cudaFree(c->attn.p), "device memory");
     (void)cuda_ok(c, cudaFree(c->x16.p), "device memory");
     (void)cuda_ok(c, cudaFree(c->moe.p), "device memory");
+    for (uint32_t i = 0; i < BT_K_MARKS; i++) {
+        if (c->marks[i] != NULL) {
+            (void)cuda_ok(c, cudaEventDestroy(c->marks[i]), "end");
+        }
+    }
     if (c->stream != NULL) {
         (void)cuda_ok(c, cudaStreamDestroy(c->stream), "end");
     }
@@ -59,14 +64,13 @@ static void cuda_destroy(struct bt_kctx *k)
     bt_free(c);
 }
 
-/* Managed: KV pages are read and written by the transfer thread too. */
 static void *cuda_alloc(struct bt_kctx *k, size_t bytes)
 {
     struct cuda_ctx *c = cuda_of(k);
     void *p = NULL;
 
-    cuda_enter(c);
-    if (cudaMallocManaged(&p, bytes > 0 ? bytes : 1, cudaMemAttachGlobal) != cudaSuccess) {
+    cuda_begin(c);
+    if (cudaMalloc(&p, bytes > 0 ? bytes : 1) != cudaSuccess) {
         return NULL;
     }
     /* It may be written from elsewhere as soon as it is handed out. */
@@ -91,9 +95,9 @@ static void copy_now(struct bt_kctx *k, void *to, const void *from, size_t bytes
 {
     struct cuda_ctx *c = cuda_of(k);
 
-    cuda_enter(c);
+    cuda_begin(c);
     if (bytes > 0 && cuda_ok(c, cudaMemcpyAsync(to, from, bytes, kind, c->stream), "copy")) {
-        (void)cuda_ok(c, cudaStreamSynchronize(c->stream), "copy");
+        c->drained = cuda_ok(c, cudaStreamSynchronize(c->stream), "copy");
     }
 }
 
@@ -111,7 +115,7 @@ static void cuda_copy(struct bt_kctx *k, void *dev, const void *from, size_t byt
 {
     struct cuda_ctx *c = cuda_of(k);
 
-    cuda_enter(c);
+    cuda_begin(c);
     (void)cuda_ok(c, cudaMemcpyAsync(dev, from, bytes, cudaMemcpyDeviceToDevice, c->stream),
                   "copy");
 }
@@ -119,15 +123,38 @@ static void cuda_copy(struct bt_kctx *k, void *dev, const void *from, size_t byt
 static void *cuda_host(struct bt_kctx *k, void *dev)
 {
     (void)k;
-    return dev; /* managed memory has one address */
+    (void)dev;
+    return NULL;
 }
 
 static enum bt_status cuda_sync(struct bt_kctx *k)
 {
     struct cuda_ctx *c = cuda_of(k);
 
+    if (!c->drained) {
+        cuda_enter(c);
+        c->drained = cuda_ok(c, cudaStreamSynchronize(c->stream), "kernels");
+    }
+    return c->fault;
+}
+
+static uint32_t cuda_mark(struct bt_kctx *k)
+{
+    struct cuda_ctx *c = cuda_of(k);
+    uint32_t mark = c->n_marks++;
+
     cuda_enter(c);
-    (void)cuda_ok(c, cudaStreamSynchronize(c->stream), "kernels");
+    (void)cuda_ok(c, cudaEventRecord(c->marks[mark % BT_K_MARKS], c->stream), "mark");
+    return mark;
+}
+
+static enum bt_status cuda_wait(struct bt_kctx *k, uint32_t mark)
+{
+    struct cuda_ctx *c = cuda_of(k);
+
+    BT_ASSERT(c->n_marks - mark <= BT_K_MARKS);
+    cuda_enter(c);
+    (void)cuda_ok(c, cudaEventSynchronize(c->marks[mark % BT_K_MARKS]), "kernels");
     return c->fault;
 }
 
@@ -175,6 +202,13 @@ static const struct bt_backend_ops cuda_ops = {
     .read = cuda_read,
     .host = cuda_host,
     .sync = cuda_sync,
+    .mark = cuda_mark,
+    .wait = cuda_wait,
+    .mover_create = cuda_mover_create,
+    .mover_destroy = cuda_mover_destroy,
+    .mover_slot = cuda_mover_slot,
+    .mover_start = cuda_mover_start,
+    .mover_done = cuda_mover_done,
     .weight_create = weight_create,
     .weight_destroy = cuda_weight_destroy,
     .embed = embed,
@@ -216,12 +250,6 @@ static enum bt_status choose_device(uint32_t device, struct cudaDeviceProp *prop
                         "CUDA device %u, %s, has compute capability %d.%d; 8.0 or newer is needed",
                         device, prop->name, prop->major, prop->minor);
     }
-    if (st == BT_OK && !prop->concurrentManagedAccess) {
-        st = bt_err_set(err, BT_ERR_UNSUPPORTED,
-                        "CUDA device %u, %s, does not share managed memory with the host while it "
-                        "computes; the KV pages lie in such memory",
-                        device, prop->name);
-    }
     return st;
 }
 
@@ -245,6 +273,10 @@ static enum bt_status prepare(struct cuda_ctx *c, struct bt_err *err)
     }
     enum bt_status st =
         cuda_status(cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking), "stream", err);
+    for (uint32_t i = 0; i < BT_K_MARKS && st == BT_OK; i++) {
+        st = cuda_status(cudaEventCreateWithFlags(&c->marks[i], cudaEventDisableTiming), "event",
+                         err);
+    }
     if (st == BT_OK) {
         st = cuda_upload_init(c, err);
     }

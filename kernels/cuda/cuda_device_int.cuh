@@ -30,7 +30,7 @@ template <class T> __device__ __forceinline__ T *shared_as(size_t byte)
 #define BT_LAUNCH(c, kernel, grid, block, shared, ...)                                             \
     do {                                                                                           \
         auto *bt_kernel = &kernel;                                                                 \
-        cuda_enter(c);                                                                             \
+        cuda_begin(c);                                                                             \
         if (cuda_allow_shared((c), (const void *)bt_kernel, (shared), #kernel)) {                  \
             bt_kernel<<<(grid), (block), (shared), (c)->stream>>>(__VA_ARGS__);                    \
             (void)cuda_ok((c), cudaGetLastError(), #kernel);                                       \

@@ -134,6 +134,9 @@ struct cuda_ctx {
     uint32_t device;
     bool mma; /* class cuda-bf16: tensor cores */
     char class_name[32];
+    cudaEvent_t marks[BT_K_MARKS]; /* by mark modulo their number */
+    uint32_t n_marks;              /* so far */
+    bool drained; /* nothing was put into the stream since the host waited for it */
     struct cuda_upload up;
     struct cuda_scratch attn;  /* CUDA_ATTN_SCRATCH bytes: partial results of splits */
     struct cuda_scratch x16;   /* CUDA_X16_SCRATCH bytes: x of a product on tensor cores, rounded */
@@ -160,6 +163,12 @@ static inline const struct cuda_weight *cuda_weight_of(const struct bt_kweight *
 static inline void cuda_enter(const struct cuda_ctx *c)
 {
     (void)cudaSetDevice((int)c->device); /* was right when c was made; what follows would fail */
+}
+/* To be called before anything is put into c's stream. */
+static inline void cuda_begin(struct cuda_ctx *c)
+{
+    cuda_enter(c);
+    c->drained = false;
 }
 /* Notes an error of the runtime: the first one is logged, with what was tried, and sync reports it. True: all well. */
 bool cuda_ok(struct cuda_ctx *c, cudaError_t e, const char *what);
@@ -249,6 +258,15 @@ struct cuda_store {
     uint32_t n;
 };
 void cuda_store_run(struct cuda_ctx *c, const struct cuda_store *s);
+
+/* cuda_mover.c: entries of the table. */
+enum bt_status cuda_mover_create(struct bt_kctx *k, size_t slot_bytes, uint32_t n_slots,
+                                 struct bt_k_mover **out, struct bt_err *err);
+void cuda_mover_destroy(struct bt_k_mover *m);
+uint8_t *cuda_mover_slot(struct bt_k_mover *m, uint32_t slot);
+enum bt_status cuda_mover_start(struct bt_k_mover *m, uint32_t slot, void *dev, size_t bytes,
+                                bool to_device);
+enum bt_status cuda_mover_done(struct bt_k_mover *m, uint32_t slot, bool wait);
 
 /* The entries of the backend's table. */
 enum bt_status cuda_weight_create(struct bt_kctx *k, const struct bt_k_weight_desc *desc,

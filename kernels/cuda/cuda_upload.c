@@ -77,7 +77,7 @@ void *cuda_send(struct cuda_ctx *c, const void *host, size_t bytes)
     if (before != NULL) {
         return before;
     }
-    cuda_enter(c);
+    cuda_begin(c);
     if (u->at + bytes > (u->half + 1) * CUDA_RING_HALF) {
         size_t left = u->half;
         u->pending[left] = cuda_ok(c, cudaEventRecord(u->passed[left], c->stream), "upload");

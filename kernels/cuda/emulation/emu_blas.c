@@ -8,6 +8,7 @@
 #include "base/float16.h"
 #include "base/mem.h"
 #include "kernels/cuda/cuda_blas_api_int.h"
+#include "kernels/cuda/emulation/emu_block_int.h"
 
 #define MADE      0x6c6179656d617274U /* in what was initialised */
 #define PARTS_MAX 3U
@@ -232,6 +233,42 @@ static float value(const void *p, cudaDataType type, size_t at, bool short_float
     return type == CUDA_R_16F ? bt_f16_to_f32(h) : bt_bf16_to_f32(h);
 }
 
+/* A product in a stream. */
+struct product {
+    const void *a, *b, *c;
+    void *d, *workspace;
+    cublasLtMatrixLayoutOpaque_t la, lb, lc, ld;
+    cublasLtMatmulAlgo_t algo;
+    bool short_float;
+    float scale, add;
+};
+
+static void multiply(void *arg)
+{
+    const struct product *p = arg;
+
+    memset(p->workspace, PATTERN, p->algo.workspace);
+    for (uint64_t col = 0; col < p->ld.cols; col++) {
+        for (uint64_t row = 0; row < p->ld.rows; row++) {
+            float part[PARTS_MAX] = {0.0F}, sum = 0.0F;
+            for (uint64_t k = 0; k < p->la.rows; k++) {
+                float *to = &part[k * p->algo.parts / p->la.rows];
+                *to = fmaf(value(p->a, p->la.type, row * (uint64_t)p->la.ld + k, p->short_float),
+                           value(p->b, p->lb.type, col * (uint64_t)p->lb.ld + k, p->short_float),
+                           *to);
+            }
+            for (uint32_t i = 0; i < p->algo.parts; i++) {
+                sum += part[i];
+            }
+            float *out = (float *)p->d + col * (uint64_t)p->ld.ld + row;
+            *out = p->add != 0.0F
+                       ? p->scale * sum +
+                             p->add * ((const float *)p->c)[col * (uint64_t)p->lc.ld + row]
+                       : p->scale * sum;
+        }
+    }
+}
+
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t op, const void *alpha,
                               const void *a, cublasLtMatrixLayout_t la, const void *b,
                               cublasLtMatrixLayout_t lb, const void *beta, const void *c,
@@ -241,8 +278,6 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t op, 
 {
     cublasStatus_t st = look(handle, op, la, lb, lc, ld);
     const uintptr_t at[] = {(uintptr_t)a, (uintptr_t)b, (uintptr_t)c, (uintptr_t)d};
-    bool short_float = op->compute == CUBLAS_COMPUTE_32F_FAST_TF32;
-    float scale, add;
 
     if (st != CUBLAS_STATUS_SUCCESS) {
         return st;
@@ -257,25 +292,19 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t op, 
         (algo->workspace > 0 && (workspace == NULL || (uintptr_t)workspace % 16 != 0))) {
         return CUBLAS_STATUS_INVALID_VALUE;
     }
-    memset(workspace, PATTERN, algo->workspace);
-    memcpy(&scale, alpha, sizeof(scale));
-    memcpy(&add, beta, sizeof(add));
-    for (uint64_t col = 0; col < ld->cols; col++) {
-        for (uint64_t row = 0; row < ld->rows; row++) {
-            float part[PARTS_MAX] = {0.0F}, sum = 0.0F;
-            for (uint64_t k = 0; k < la->rows; k++) {
-                float *p = &part[k * algo->parts / la->rows];
-                *p = fmaf(value(a, la->type, row * (uint64_t)la->ld + k, short_float),
-                          value(b, lb->type, col * (uint64_t)lb->ld + k, short_float), *p);
-            }
-            for (uint32_t i = 0; i < algo->parts; i++) {
-                sum += part[i];
-            }
-            float *out = (float *)d + col * (uint64_t)ld->ld + row;
-            *out = add != 0.0F
-                       ? scale * sum + add * ((const float *)c)[col * (uint64_t)lc->ld + row]
-                       : scale * sum;
-        }
-    }
+    struct product p = {.a = a,
+                        .b = b,
+                        .c = c,
+                        .d = d,
+                        .workspace = workspace,
+                        .la = *la,
+                        .lb = *lb,
+                        .lc = *lc,
+                        .ld = *ld,
+                        .algo = *algo,
+                        .short_float = op->compute == CUBLAS_COMPUTE_32F_FAST_TF32};
+    memcpy(&p.scale, alpha, sizeof(p.scale));
+    memcpy(&p.add, beta, sizeof(p.add));
+    emu_queue_call(stream, multiply, &p, sizeof(p));
     return CUBLAS_STATUS_SUCCESS;
 }

@@ -44,6 +44,10 @@ struct emu_launch {
     void *arg;
 };
 void emu_run(cudaStream_t s, const struct emu_launch *l);
+/* Puts it into the stream; arg, at most EMU_ARG_MAX bytes, is copied, and the kernel gets the copy. */
+#define EMU_ARG_MAX 1024U
+void emu_queue_call(cudaStream_t s, void (*call)(void *arg), const void *arg, size_t arg_bytes);
+void emu_queue(cudaStream_t s, const struct emu_launch *l, const void *arg, size_t arg_bytes);
 
 struct emu_fibers;
 /* NULL: no memory. Used by one CPU thread at a time. */

@@ -1,36 +1,163 @@
-/* The emulated runtime: memory, copies, streams and events of a device that is this machine. */
+/* The emulated runtime: streams, events, copies of a device that is this machine. A stream is a queue; what is put into it is
+ * done when the host waits for it or for an event behind it, and not before: what was not waited for has not happened, a
+ * copy reads what is in pinned memory then, and streams meet at events only. One thing runs at a time, whichever thread
+ * waits. */
 
 #include "kernels/cuda/emulation/emu_runtime_int.h"
 
+#include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
+#include <sys/queue.h>
 #include "base/mem.h"
-#include "base/options.h"
 #include "kernels/cuda/emulation/emu_block_int.h"
+#include "kernels/cuda/emulation/emu_memory_int.h"
 
-#define HEADER   4096U              /* before each block of device memory: its size */
-#define MAP_MIN  ((size_t)64 << 20) /* from here on straight from the kernel, and lazily */
-#define ZERO_MIN ((size_t)1 << 20)  /* from here on zeros are made by giving pages back */
-#define PATTERN  0xa5
+#define OPS_MAX   2048U /* in a stream; then the host waits for the oldest, as on a device */
+#define QUERY_OPS 4U    /* done by a query */
+
+enum op_kind { OP_KERNEL, OP_CALL, OP_COPY, OP_SET, OP_RECORD, OP_WAIT };
+
+struct op {
+    enum op_kind kind;
+    union {
+        struct {
+            struct emu_launch launch;
+            _Alignas(16) unsigned char arg[EMU_ARG_MAX];
+        } kernel;
+        struct {
+            void *to;
+            const void *from;
+            size_t bytes;
+        } copy;
+        struct {
+            void *p;
+            int value;
+            size_t bytes;
+        } set;
+        struct {
+            cudaEvent_t event;
+            uint64_t n;
+        } event;
+    };
+};
 
 struct emu_stream {
     struct emu_fibers *fibers;
+    struct op *ops;      /* [OPS_MAX], a ring */
+    uint64_t put, taken; /* so far */
+    LIST_ENTRY(emu_stream) link;
 };
 
 struct emu_event {
-    cudaStream_t stream;
+    cudaStream_t stream;     /* of the last record */
+    uint64_t recorded, done; /* records so far, and the last one that was reached */
 };
 
-struct block {
-    size_t bytes;
-};
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static LIST_HEAD(, emu_stream) streams = LIST_HEAD_INITIALIZER(streams);
+static struct emu_counts counts;
 
 struct emu_fibers *emu_stream_fibers(cudaStream_t s)
 {
     return s->fibers;
 }
+
+struct emu_counts emu_counts(void)
+{
+    pthread_mutex_lock(&mutex);
+    struct emu_counts c = counts;
+    pthread_mutex_unlock(&mutex);
+    return c;
+}
+
+static cudaError_t leave(cudaError_t e)
+{
+    emu_memory_close();
+    pthread_mutex_unlock(&mutex);
+    return e;
+}
+
+/* ---- doing what is in a stream ---- */
+
+static void run_one(cudaStream_t s);
+
+static void run_to(cudaEvent_t e, uint64_t n)
+{
+    while (e->done < n) {
+        run_one(e->stream);
+    }
+}
+
+static void run_one(cudaStream_t s)
+{
+    struct op *o = &s->ops[s->taken++ % OPS_MAX];
+
+    emu_memory_open();
+    switch (o->kind) {
+    case OP_KERNEL:
+        o->kernel.launch.arg = o->kernel.arg;
+        emu_run(s, &o->kernel.launch);
+        break;
+    case OP_CALL:
+        o->kernel.launch.thread(o->kernel.arg);
+        break;
+    case OP_COPY:
+        memcpy(o->copy.to, o->copy.from, o->copy.bytes);
+        break;
+    case OP_SET:
+        emu_memory_set(o->set.p, o->set.value, o->set.bytes);
+        break;
+    case OP_RECORD:
+        o->event.event->done = o->event.n;
+        break;
+    case OP_WAIT:
+        run_to(o->event.event, o->event.n);
+        break;
+    }
+}
+
+static void run_all(cudaStream_t s)
+{
+    counts.n_waits += s->taken < s->put;
+    while (s->taken < s->put) {
+        run_one(s);
+    }
+}
+
+static struct op *put_op(cudaStream_t s, enum op_kind kind)
+{
+    if (s->put - s->taken == OPS_MAX) {
+        run_one(s);
+    }
+    struct op *o = &s->ops[s->put++ % OPS_MAX];
+    o->kind = kind;
+    return o;
+}
+
+void emu_queue(cudaStream_t s, const struct emu_launch *l, const void *arg, size_t arg_bytes)
+{
+    pthread_mutex_lock(&mutex);
+    struct op *o = put_op(s, OP_KERNEL);
+    o->kernel.launch = *l;
+    memcpy(o->kernel.arg, arg, arg_bytes);
+    counts.n_launches++;
+    (void)leave(cudaSuccess);
+}
+
+/* The work of a library in place of kernels. */
+void emu_queue_call(cudaStream_t s, void (*call)(void *arg), const void *arg, size_t arg_bytes)
+{
+    pthread_mutex_lock(&mutex);
+    struct op *o = put_op(s, OP_CALL);
+    o->kernel.launch = (struct emu_launch){.thread = call};
+    memcpy(o->kernel.arg, arg, arg_bytes);
+    (void)leave(cudaSuccess);
+}
+
+/* ---- device ---- */
 
 cudaError_t cudaGetDeviceCount(int *n)
 {
@@ -45,7 +172,7 @@ cudaError_t cudaSetDevice(int device)
 
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int device)
 {
-    *p = (struct cudaDeviceProp){.major = 8, .minor = 0, .concurrentManagedAccess = 1};
+    *p = (struct cudaDeviceProp){.major = 8, .minor = 0};
     (void)snprintf(p->name, sizeof(p->name), "emulated"); /* fits */
     return cudaSetDevice(device);
 }
@@ -59,6 +186,8 @@ const char *cudaGetErrorString(cudaError_t e)
         return "out of memory";
     case cudaErrorInvalidDevice:
         return "invalid device ordinal";
+    case cudaErrorNotReady:
+        return "device not ready";
     case cudaErrorInvalidValue:
     default:
         return "invalid argument";
@@ -70,118 +199,145 @@ cudaError_t cudaGetLastError(void)
     return cudaSuccess;
 }
 
+/* ---- memory ---- */
+
 cudaError_t cudaMalloc(void **p, size_t bytes)
 {
-    size_t all;
-    uint8_t *b = NULL;
-
-    *p = NULL;
-    if (!bt_add_size(bytes, HEADER, &all)) {
-        return cudaErrorMemoryAllocation;
-    }
-    if (all < MAP_MIN) {
-        b = bt_alloc_aligned(HEADER, all);
-    } else {
-        b = mmap(NULL, all, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1,
-                 0);
-        b = b == MAP_FAILED ? NULL : b;
-    }
-    if (b == NULL) {
-        return cudaErrorMemoryAllocation;
-    }
-    if (all < MAP_MIN) {
-        memset(b, PATTERN, all);
-    }
-    ((struct block *)(void *)b)->bytes = all;
-    *p = b + HEADER;
-    return cudaSuccess;
+    pthread_mutex_lock(&mutex);
+    counts.n_allocs++;
+    *p = emu_memory_alloc(bytes);
+    return leave(*p != NULL ? cudaSuccess : cudaErrorMemoryAllocation);
 }
 
+/* The device is waited for first, as CUDA's does. */
 cudaError_t cudaFree(void *p)
 {
+    cudaStream_t s;
+
     if (p == NULL) {
         return cudaSuccess;
     }
-    struct block *b = (struct block *)(void *)((uint8_t *)p - HEADER);
-
-    if (b->bytes < MAP_MIN) {
-        bt_free(b);
-    } else {
-        (void)munmap(b, b->bytes); /* a whole mapping of ours */
+    pthread_mutex_lock(&mutex);
+    counts.n_allocs++;
+    LIST_FOREACH(s, &streams, link)
+    {
+        run_all(s);
     }
-    return cudaSuccess;
+    return leave(emu_memory_free(p) ? cudaSuccess : cudaErrorInvalidValue);
 }
 
 cudaError_t cudaMallocHost(void **p, size_t bytes)
 {
-    return cudaMalloc(p, bytes);
+    pthread_mutex_lock(&mutex);
+    counts.n_allocs++;
+    *p = emu_pinned_alloc(bytes);
+    return leave(*p != NULL ? cudaSuccess : cudaErrorMemoryAllocation);
 }
 
 cudaError_t cudaFreeHost(void *p)
 {
-    return cudaFree(p);
+    if (p == NULL) {
+        return cudaSuccess;
+    }
+    pthread_mutex_lock(&mutex);
+    counts.n_allocs++;
+    return leave(emu_pinned_free(p) ? cudaSuccess : cudaErrorInvalidValue);
 }
 
-cudaError_t cudaMallocManaged(void **p, size_t bytes, unsigned flags)
+/* Whether p is memory of the side that the copy means. */
+static bool is_side(const void *p, size_t bytes, bool device)
 {
-    return flags == cudaMemAttachGlobal ? cudaMalloc(p, bytes) : cudaErrorInvalidValue;
+    return device ? emu_memory_holds(p, bytes) : !emu_memory_is_device(p);
 }
 
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind,
                             cudaStream_t s)
 {
-    (void)kind;
-    (void)s;
-    memcpy(to, from, bytes);
-    return cudaSuccess;
+    bool to_device = kind != cudaMemcpyDeviceToHost, from_device = kind != cudaMemcpyHostToDevice;
+
+    pthread_mutex_lock(&mutex);
+    if (!is_side(to, bytes, to_device) || !is_side(from, bytes, from_device)) {
+        return leave(cudaErrorInvalidValue);
+    }
+    struct op *o = put_op(s, OP_COPY);
+    o->copy.to = to;
+    o->copy.from = from;
+    o->copy.bytes = bytes;
+    /* Memory that is not pinned is read, or written, before the call returns. */
+    if ((!to_device && !emu_pinned_holds(to, bytes)) ||
+        (!from_device && !emu_pinned_holds(from, bytes))) {
+        run_all(s);
+    }
+    return leave(cudaSuccess);
 }
 
 cudaError_t cudaMemsetAsync(void *p, int value, size_t bytes, cudaStream_t s)
 {
-    uint8_t *at = p;
-    size_t head = (HEADER - (uintptr_t)p % HEADER) % HEADER;
-
-    (void)s;
-    /* A large KV pool costs memory where it is used only. */
-    if (value == 0 && bytes >= ZERO_MIN &&
-        madvise(at + head, (bytes - head) / HEADER * HEADER, MADV_DONTNEED) == 0) {
-        memset(at, 0, head);
-        size_t done = head + (bytes - head) / HEADER * HEADER;
-        memset(at + done, 0, bytes - done);
-        return cudaSuccess;
+    pthread_mutex_lock(&mutex);
+    if (!emu_memory_holds(p, bytes)) {
+        return leave(cudaErrorInvalidValue);
     }
-    memset(p, value, bytes);
-    return cudaSuccess;
+    struct op *o = put_op(s, OP_SET);
+    o->set.p = p;
+    o->set.value = value;
+    o->set.bytes = bytes;
+    return leave(cudaSuccess);
 }
+
+/* ---- streams and events ---- */
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned flags)
 {
     struct emu_stream *made = bt_calloc(1, sizeof(*made));
 
     (void)flags;
-    *s = made;
+    *s = NULL;
     if (made == NULL) {
         return cudaErrorMemoryAllocation;
     }
     made->fibers = emu_fibers_create();
-    if (made->fibers == NULL) {
+    made->ops = bt_calloc(OPS_MAX, sizeof(*made->ops));
+    if (made->fibers == NULL || made->ops == NULL) {
+        emu_fibers_destroy(made->fibers);
+        bt_free(made->ops);
         bt_free(made);
-        *s = NULL;
         return cudaErrorMemoryAllocation;
     }
+    pthread_mutex_lock(&mutex);
+    LIST_INSERT_HEAD(&streams, made, link);
+    pthread_mutex_unlock(&mutex);
+    *s = made;
     return cudaSuccess;
 }
 
 cudaError_t cudaStreamDestroy(cudaStream_t s)
 {
+    pthread_mutex_lock(&mutex);
+    run_all(s);
+    LIST_REMOVE(s, link);
     emu_fibers_destroy(s->fibers);
+    bt_free(s->ops);
     bt_free(s);
-    return cudaSuccess;
+    return leave(cudaSuccess);
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t s)
 {
-    return s != NULL ? cudaSuccess : cudaErrorInvalidValue;
+    pthread_mutex_lock(&mutex);
+    run_all(s);
+    return leave(cudaSuccess);
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned flags)
+{
+    (void)flags;
+    pthread_mutex_lock(&mutex);
+    if (e->recorded > 0) {
+        struct op *o = put_op(s, OP_WAIT);
+        o->event.event = e;
+        o->event.n = e->recorded;
+    }
+    return leave(cudaSuccess);
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned flags)
@@ -193,17 +349,38 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned flags)
 
 cudaError_t cudaEventDestroy(cudaEvent_t e)
 {
+    pthread_mutex_lock(&mutex);
+    run_to(e, e->recorded);
     bt_free(e);
-    return cudaSuccess;
+    return leave(cudaSuccess);
 }
 
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
 {
+    pthread_mutex_lock(&mutex);
+    if (e->stream != s) {
+        run_to(e, e->recorded); /* of the stream before */
+    }
+    struct op *o = put_op(s, OP_RECORD);
+    o->event.event = e;
+    o->event.n = ++e->recorded;
     e->stream = s;
-    return cudaSuccess;
+    return leave(cudaSuccess);
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t e)
 {
-    return e != NULL ? cudaSuccess : cudaErrorInvalidValue;
+    pthread_mutex_lock(&mutex);
+    counts.n_waits += e->done < e->recorded;
+    run_to(e, e->recorded);
+    return leave(cudaSuccess);
+}
+
+cudaError_t cudaEventQuery(cudaEvent_t e)
+{
+    pthread_mutex_lock(&mutex);
+    for (unsigned i = 0; i < QUERY_OPS && e->done < e->recorded; i++) {
+        run_one(e->stream);
+    }
+    return leave(e->done < e->recorded ? cudaErrorNotReady : cudaSuccess);
 }

@@ -1,11 +1,11 @@
 #ifndef BT_KERNELS_EMU_RUNTIME_INT_H
 #define BT_KERNELS_EMU_RUNTIME_INT_H
 
-/* The part of CUDA's runtime that the backend uses, on this machine's memory and CPU: one device, whose memory is ordinary
- * memory. Everything is done when a call returns, so streams and events are always done. Names, order of arguments
- * and meaning are CUDA's. */
+/* The part of CUDA's runtime that the backend uses, on this machine's memory and CPU: one device, whose memory the host cannot
+ * touch, and whose streams do nothing before they are waited for. Names, order of arguments and meaning are CUDA's. */
 
 #include <stddef.h>
+#include <stdint.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -16,6 +16,7 @@ typedef enum cudaError {
     cudaErrorInvalidValue = 1,
     cudaErrorMemoryAllocation = 2,
     cudaErrorInvalidDevice = 101,
+    cudaErrorNotReady = 600,
 } cudaError_t;
 
 typedef struct emu_stream *cudaStream_t;
@@ -30,10 +31,9 @@ enum cudaMemcpyKind {
 struct cudaDeviceProp {
     char name[256];
     int major, minor;
-    int concurrentManagedAccess;
 };
 
-enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2, cudaMemAttachGlobal = 1 };
+enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2 };
 
 cudaError_t cudaGetDeviceCount(int *n);
 cudaError_t cudaSetDevice(int device);
@@ -46,7 +46,6 @@ cudaError_t cudaMalloc(void **p, size_t bytes);
 cudaError_t cudaFree(void *p);
 cudaError_t cudaMallocHost(void **p, size_t bytes);
 cudaError_t cudaFreeHost(void *p);
-cudaError_t cudaMallocManaged(void **p, size_t bytes, unsigned flags);
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind,
                             cudaStream_t s);
 cudaError_t cudaMemsetAsync(void *p, int value, size_t bytes, cudaStream_t s);
@@ -58,6 +57,16 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned flags);
 cudaError_t cudaEventDestroy(cudaEvent_t e);
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s);
 cudaError_t cudaEventSynchronize(cudaEvent_t e);
+cudaError_t cudaEventQuery(cudaEvent_t e); /* does a little of what is in the event's stream */
+cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned flags);
+
+/* What tests ask: since the start, of the process. */
+struct emu_counts {
+    uint64_t n_allocs;   /* calls that take or free memory, pinned or the device's */
+    uint64_t n_waits;    /* calls that had to wait for the device */
+    uint64_t n_launches; /* kernels put into streams */
+};
+struct emu_counts emu_counts(void);
 
 #ifdef __cplusplus
 }

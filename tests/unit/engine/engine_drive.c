@@ -9,11 +9,13 @@
 
 #define STEPS_MAX 20000
 
+const char *drive_backend = "cpu";
+
 struct bt_engine_opts drive_opts(const char *model, uint32_t page_tokens, uint32_t chunk_tokens,
                                  uint32_t max_batch)
 {
     return (struct bt_engine_opts){.model_path = model,
-                                   .backend = "cpu",
+                                   .backend = drive_backend,
                                    .n_threads = 1,
                                    .kv_bytes = UINT64_C(32) << 20,
                                    .page_tokens = page_tokens,
@@ -78,6 +80,19 @@ static void on_started(void *arg, bt_seq_id seq, uint32_t n_cached)
     r->n_landed_cached = d->landings[i].at.n_cached;
 }
 
+static void copy_page(struct drive *d, uint8_t *to, uint8_t *from, size_t bytes)
+{
+    if (d->out == NULL) {
+        memcpy(to, from, bytes);
+        return;
+    }
+    CHECK_EQ(bt_k_mover_start(d->out, 0, from, bytes, false), BT_OK);
+    CHECK_EQ(bt_k_mover_done(d->out, 0, true), BT_OK);
+    memcpy(bt_k_mover_slot(d->in, 0), bt_k_mover_slot(d->out, 0), bytes);
+    CHECK_EQ(bt_k_mover_start(d->in, 0, to, bytes, true), BT_OK);
+    CHECK_EQ(bt_k_mover_done(d->in, 0, true), BT_OK);
+}
+
 static void on_pages(void *arg, const struct bt_engine_page_event *ev)
 {
     struct drive *d = arg;
@@ -104,11 +119,12 @@ static void on_pages(void *arg, const struct bt_engine_page_event *ev)
         CHECK((d->landings[i].seen[bit / 8] & 1U << bit % 8) == 0); /* once */
         d->landings[i].seen[bit / 8] |= (uint8_t)(1U << bit % 8);
         d->landings[i].n_seen++;
-        memcpy(to->groups[ev->group].base + to->groups[ev->group].layer_stride * ev->layer +
-                   to->groups[ev->group].page_stride * d->landings[i].at.page_ids[ev->group][p],
-               from->groups[ev->group].base + from->groups[ev->group].layer_stride * ev->layer +
-                   from->groups[ev->group].page_stride * ev->page_ids[p],
-               from->groups[ev->group].page_layer_bytes);
+        copy_page(d,
+                  to->groups[ev->group].base + to->groups[ev->group].layer_stride * ev->layer +
+                      to->groups[ev->group].page_stride * d->landings[i].at.page_ids[ev->group][p],
+                  from->groups[ev->group].base + from->groups[ev->group].layer_stride * ev->layer +
+                      from->groups[ev->group].page_stride * ev->page_ids[p],
+                  from->groups[ev->group].page_layer_bytes);
     }
 }
 
@@ -198,6 +214,12 @@ void drive_init(struct drive *d, struct bt_engine *e, struct bt_engine *decode)
 
         bt_engine_set_hooks(decode, &dh);
         d->landings = bt_calloc(DRIVE_RUNS_MAX, sizeof(*d->landings));
+        if (bt_engine_layout(e)->device_memory) {
+            size_t bytes = bt_engine_layout(e)->groups[0].page_layer_bytes;
+
+            CHECK_EQ(bt_engine_mover_create(e, bytes, 1, &d->out, NULL), BT_OK);
+            CHECK_EQ(bt_engine_mover_create(decode, bytes, 1, &d->in, NULL), BT_OK);
+        }
     }
 }
 
@@ -225,6 +247,8 @@ void drive_check_idle(struct bt_engine *e)
 
 void drive_fini(struct drive *d)
 {
+    bt_k_mover_destroy(d->out);
+    bt_k_mover_destroy(d->in);
     drive_check_idle(d->engine);
     bt_engine_destroy(d->engine);
     if (d->decode != NULL) {

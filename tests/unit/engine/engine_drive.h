@@ -37,8 +37,11 @@ struct drive {
         struct bt_engine_landing at;
         uint8_t seen[DRIVE_TOKENS_MAX * 8]; /* (layer of all groups, page): copied */
         uint32_t n_seen;
-    } *landings; /* by run; relay only */
+    } *landings;                 /* by run; relay only */
+    struct bt_k_mover *out, *in; /* relay whose pages lie in device memory */
 };
+
+extern const char *drive_backend; /* of drive_opts; "cpu" */
 
 struct bt_engine_opts drive_opts(const char *model, uint32_t page_tokens, uint32_t chunk_tokens,
                                  uint32_t max_batch);

@@ -85,6 +85,60 @@ void *bt_k_host(struct bt_kctx *k, void *dev)
     return dev;
 }
 
+uint32_t bt_k_mark(struct bt_kctx *k)
+{
+    (void)k;
+    return 0;
+}
+
+enum bt_status bt_k_wait(struct bt_kctx *k, uint32_t mark)
+{
+    (void)k;
+    (void)mark;
+    return BT_OK;
+}
+
+enum bt_status bt_k_mover_create(struct bt_kctx *k, size_t slot_bytes, uint32_t n_slots,
+                                 struct bt_k_mover **out, struct bt_err *err)
+{
+    (void)k;
+    (void)slot_bytes;
+    (void)n_slots;
+    (void)out;
+    return bt_err_set(err, BT_ERR_UNSUPPORTED, "memory is the host's");
+}
+
+void bt_k_mover_destroy(struct bt_k_mover *m)
+{
+    BT_ASSERT(m == NULL);
+}
+
+uint8_t *bt_k_mover_slot(struct bt_k_mover *m, uint32_t slot)
+{
+    (void)m;
+    (void)slot;
+    abort();
+}
+
+enum bt_status bt_k_mover_start(struct bt_k_mover *m, uint32_t slot, void *dev, size_t bytes,
+                                bool to_device)
+{
+    (void)m;
+    (void)slot;
+    (void)dev;
+    (void)bytes;
+    (void)to_device;
+    return BT_ERR_DEVICE;
+}
+
+enum bt_status bt_k_mover_done(struct bt_k_mover *m, uint32_t slot, bool wait)
+{
+    (void)m;
+    (void)slot;
+    (void)wait;
+    return BT_ERR_DEVICE;
+}
+
 const char *bt_k_numerics(const struct bt_kctx *k)
 {
     (void)k;

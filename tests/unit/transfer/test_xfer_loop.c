@@ -434,8 +434,8 @@ static void test_options(void)
 int main(void)
 {
     static const enum bt_xfer_proto protos[] = {BT_XFER_PROTO_AUTO, BT_XFER_PROTO_EAGER};
-    for (size_t i = 0; i < 2; i++) {
-        struct world w = {.proto = protos[i]};
+    for (size_t i = 0; i < 3; i++) {
+        struct world w = {.proto = protos[i % 2], .staged = i == 2};
         CHECK_EQ(bt_xfer_hub_create(NULL, &w.hub), BT_OK);
         CHECK_EQ(xfer_suite(&w), 0);
         bt_xfer_hub_destroy(w.hub);

@@ -1,4 +1,5 @@
-/* The common suite over UCX, two bt_xfer in one process: TCP and shared memory, eager and rendezvous. */
+/* The common suite over UCX, two bt_xfer in one process: TCP and shared memory, eager and rendezvous, with pages that go through
+ * slots, and with pages in registered memory (the host's: there is no other here). */
 
 #include "tests/unit/transfer/xfer_suite.h"
 #include "tests/unit/transfer/xfer_util.h"
@@ -33,6 +34,11 @@ int main(int argc, char **argv)
     w.proto = argc > 2 && strcmp(argv[2], "rndv") == 0    ? BT_XFER_PROTO_RNDV
               : argc > 2 && strcmp(argv[2], "eager") == 0 ? BT_XFER_PROTO_EAGER
                                                           : BT_XFER_PROTO_AUTO;
+    const char *pages = argc > 3 ? argv[3] : "";
+    static uint8_t memory[80 << 20];
+    w.direct = strcmp(pages, "direct") == 0;
+    w.staged = w.direct || strcmp(pages, "staged") == 0;
+    w.region = (struct bt_xfer_region){memory, sizeof(memory), BT_XFER_MEMORY_HOST};
     CHECK_EQ(xfer_suite(&w), 0);
     test_v6_loopback(&w);
     CHECK_EQ(bt_test_live_bytes(), 0);

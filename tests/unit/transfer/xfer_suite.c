@@ -10,11 +10,26 @@ struct pool {
     size_t share;
 };
 
+/* Where all pools of a world with registered memory lie, one test's after the other. */
+static struct bt_xfer_region region;
+static size_t region_used;
+
 static struct pool pool_new(uint32_t n_layers, uint32_t n_pages, size_t share)
 {
-    struct pool p = {malloc(n_layers * n_pages * share), n_layers, n_pages, share};
+    size_t bytes = n_layers * n_pages * share;
+    struct pool p = {region.bytes > 0 ? (uint8_t *)region.base + region_used : malloc(bytes),
+                     n_layers, n_pages, share};
+    region_used += region.bytes > 0 ? (bytes + 4095) / 4096 * 4096 : 0;
+    CHECK(region_used <= region.bytes);
     memset(p.mem, 0xee, n_layers * n_pages * share);
     return p;
+}
+
+static void pool_free(struct pool *p)
+{
+    if (region.bytes == 0) {
+        free(p->mem);
+    }
 }
 
 static uint8_t *pool_at(const struct pool *p, uint32_t layer, uint32_t page)
@@ -79,6 +94,17 @@ static void check_idle(struct side *s)
     CHECK_EQ(st.ctrl_bytes_waiting, 0);
 }
 
+/* Pages of a staged world went through slots, but those that both ends may take straight from where they lie. */
+static void check_way(const struct world *w, struct side *s, bool checksum)
+{
+    struct bt_xfer_stats st;
+    bt_xfer_stats(s->x, &st);
+    bool direct = w->direct && w->proto == BT_XFER_PROTO_RNDV && !checksum;
+    CHECK_STR(bt_xfer_memory_way(s->x), w->direct ? "direct" : w->staged ? "staged" : "");
+    CHECK_EQ(st.direct_bytes, direct ? st.bytes_sent + st.bytes_received : 0);
+    CHECK_EQ(st.staged_bytes, w->staged && !direct ? st.bytes_sent + st.bytes_received : 0);
+}
+
 static void close_and_check(struct side *p, struct side *d)
 {
     check_idle(p);
@@ -135,16 +161,16 @@ static void test_ctrl(const struct world *w)
 }
 
 /* Two groups with different shapes, holes, a first page, layer by layer in reverse. */
-static void test_pages(const struct world *w)
+static void test_pages(const struct world *w, bool checksum)
 {
     enum { N = 20, SHARE0 = 65536, SHARE1 = 1000 };
-    struct bt_xfer_opts op = {0}, od = {.checksum = true};
+    struct bt_xfer_opts op = {0}, od = {.checksum = checksum};
     struct side p, d;
     struct bt_xfer_event ev;
     uint64_t pd, dp;
     uint32_t src[N], dst[N], dst1[4] = {3, BT_XFER_NO_PAGE, 0, 2}, src1[3] = {1, 0, 2},
                              idx1[3] = {103, 100, 102};
-    op.checksum = true;
+    op.checksum = checksum;
 
     side_start(&d, w, &od, 2, true);
     side_start(&p, w, &op, 1, false);
@@ -214,11 +240,25 @@ static void test_pages(const struct world *w)
     CHECK_EQ(bt_xfer_land_close(d.x, land.ticket, 5), BT_OK);
     CHECK(side_wait(&d, BT_XFER_LAND_CLOSED, &ev, WAIT_MS));
     CHECK_EQ(ev.status, BT_OK);
+    check_idle(&p);
+    check_idle(&d);
+    check_way(w, &p, checksum);
+    check_way(w, &d, checksum);
     close_and_check(&p, &d);
-    free(s0.mem);
-    free(t0.mem);
-    free(s1.mem);
-    free(t1.mem);
+    pool_free(&s0);
+    pool_free(&t0);
+    pool_free(&s1);
+    pool_free(&t1);
+}
+
+static void test_hashed_pages(const struct world *w)
+{
+    test_pages(w, true);
+}
+
+static void test_plain_pages(const struct world *w)
+{
+    test_pages(w, false);
 }
 
 /* Everything that must be dropped, and nothing is written by it. */
@@ -313,8 +353,8 @@ static void test_refused_pages(const struct world *w)
     CHECK(untouched(pool_at(&t, 0, 0), 5 * SHARE) && untouched(pool_at(&t, 1, 0), 2 * SHARE));
     CHECK(untouched(pool_at(&t, 1, 3), 2 * SHARE));
     close_and_check(&p, &d);
-    free(s.mem);
-    free(t.mem);
+    pool_free(&s);
+    pool_free(&t);
 }
 
 static void test_zero_and_misuse(const struct world *w)
@@ -364,7 +404,7 @@ static void test_zero_and_misuse(const struct world *w)
     u.page_layer_bytes = 0;
     CHECK_EQ(bt_xfer_push(p.x, &u), BT_ERR_INVALID);
     close_and_check(&p, &d);
-    free(t.mem);
+    pool_free(&t);
 }
 
 /* A large push under a small window is cancelled: few bytes leave, every push ends once. */
@@ -414,8 +454,8 @@ static void test_cancel(const struct world *w)
     CHECK_EQ(side_count(&p, BT_XFER_PUSHED), 0);
     CHECK(untouched(t.mem, (size_t)N * SHARE));
     close_and_check(&p, &d);
-    free(s.mem);
-    free(t.mem);
+    pool_free(&s);
+    pool_free(&t);
 }
 
 /* The connection is cut while pages fly: every push and landing still ends, once. */
@@ -459,8 +499,8 @@ static void test_disconnect_in_flight(const struct world *w, bool by_p)
     CHECK(untouched(t.mem, (size_t)N * SHARE));
     CHECK_EQ(side_count(&p, BT_XFER_PUSHED), 0);
     close_and_check(&p, &d);
-    free(s.mem);
-    free(t.mem);
+    pool_free(&s);
+    pool_free(&t);
 }
 
 static void test_many_tickets(const struct world *w)
@@ -520,8 +560,8 @@ static void test_many_tickets(const struct world *w)
         CHECK(side_wait(&p, BT_XFER_PUSHED, &ev, WAIT_MS));
     }
     close_and_check(&p, &d);
-    free(s.mem);
-    free(t.mem);
+    pool_free(&s);
+    pool_free(&t);
 }
 
 static void refused(const struct world *w, const char *fingerprint, const char *layout,
@@ -601,23 +641,27 @@ static void test_destroy_busy(const struct world *w)
     side_stop(&d);
     CHECK(side_wait(&p, BT_XFER_PEER_DOWN, &ev, WAIT_MS));
     side_stop(&p);
-    free(s.mem);
-    free(t.mem);
+    pool_free(&s);
+    pool_free(&t);
 }
 
 int xfer_suite(const struct world *w)
 {
     static void (*const tests[])(const struct world *) = {
-        test_ctrl,   test_pages,        test_refused_pages, test_zero_and_misuse,
-        test_cancel, test_many_tickets, test_refusals,      test_destroy_busy,
+        test_ctrl,   test_hashed_pages, test_plain_pages, test_refused_pages, test_zero_and_misuse,
+        test_cancel, test_many_tickets, test_refusals,    test_destroy_busy,
     };
+    region = w->direct ? w->region : (struct bt_xfer_region){0};
     for (size_t i = 0; i < sizeof(tests) / sizeof(tests[0]); i++) {
         uint64_t t0 = bt_clock_ns();
+        region_used = 0;
         tests[i](w);
         printf("  suite %zu: %u ms\n", i, (unsigned)((bt_clock_ns() - t0) / BT_NS_PER_MS));
         fflush(stdout);
     }
-    test_disconnect_in_flight(w, true);
-    test_disconnect_in_flight(w, false);
+    for (int by_p = 0; by_p < 2; by_p++) {
+        region_used = 0;
+        test_disconnect_in_flight(w, by_p != 0);
+    }
     return bt_test_failures;
 }

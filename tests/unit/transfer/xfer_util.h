@@ -21,13 +21,70 @@ struct side {
     int efd;
     struct bt_xfer_event *got; /* polled, not yet asked for */
     size_t n_got, cap;
+    struct fake_device *device; /* of a staged world */
 };
 
 struct world {       /* how the two sides of a test are joined */
     const char *tls; /* NULL: loopback hub */
     enum bt_xfer_proto proto;
     struct bt_xfer_hub *hub;
+    bool staged; /* pages lie where the host is not to look: side_stage */
+    bool direct; /* and are registered besides, all of this process' memory that `region` says */
+    struct bt_xfer_region region;
 };
+
+/* A device whose copies are done some polls after they began, in their order, and not before. */
+enum { STAGE_SLOTS = 6, STAGE_POLLS = 3 };
+struct fake_device {
+    size_t slot_bytes;
+    uint8_t *slots;
+    struct {
+        void *device;
+        size_t bytes;
+        bool to_device, going;
+    } copy[STAGE_SLOTS];
+    uint32_t order[STAGE_SLOTS], n_going, n_polls; /* the first one is copied next */
+    uint64_t n_copies;
+};
+
+static inline uint8_t *fake_slot(void *arg, uint32_t slot)
+{
+    struct fake_device *d = arg;
+    return d->slots + slot * d->slot_bytes;
+}
+
+static inline enum bt_status fake_start(void *arg, uint32_t slot, void *device, size_t bytes,
+                                        bool to_device)
+{
+    struct fake_device *d = arg;
+    if (bytes > d->slot_bytes || d->copy[slot].going) {
+        abort();
+    }
+    d->copy[slot].device = device;
+    d->copy[slot].bytes = bytes;
+    d->copy[slot].to_device = to_device;
+    d->copy[slot].going = true;
+    d->order[d->n_going++] = slot;
+    return BT_OK;
+}
+
+static inline enum bt_status fake_done(void *arg, uint32_t slot, bool wait)
+{
+    struct fake_device *d = arg;
+    while (d->copy[slot].going && (++d->n_polls % STAGE_POLLS == 0 || wait)) {
+        uint32_t s = d->order[0];
+        memmove(d->order, d->order + 1, --d->n_going * sizeof(d->order[0]));
+        if (d->copy[s].to_device) {
+            memcpy(d->copy[s].device, fake_slot(d, s), d->copy[s].bytes);
+            memset(fake_slot(d, s), 0xdd, d->copy[s].bytes);
+        } else {
+            memcpy(fake_slot(d, s), d->copy[s].device, d->copy[s].bytes);
+        }
+        d->copy[s].going = false;
+        d->n_copies++;
+    }
+    return d->copy[slot].going ? BT_ERR_BUSY : BT_OK;
+}
 
 static inline void side_wake(void *arg)
 {
@@ -63,6 +120,19 @@ static inline void side_start(struct side *s, const struct world *w, struct bt_x
         snprintf(names[instance % 64], sizeof(names[0]), "loop:%u", (unsigned)instance);
         o->listen = w->hub != NULL ? names[instance % 64] : "127.0.0.1:0";
     }
+    struct bt_xfer_stage stage;
+    if (w->staged) {
+        s->device = calloc(1, sizeof(*s->device));
+        s->device->slot_bytes = 1 << 20;
+        s->device->slots = malloc(STAGE_SLOTS * s->device->slot_bytes);
+        stage = (struct bt_xfer_stage){
+            s->device, s->device->slot_bytes, STAGE_SLOTS, fake_slot, fake_start, fake_done};
+        o->stage = &stage;
+    }
+    if (w->direct) {
+        o->regions[0] = w->region;
+        o->n_regions = 1;
+    }
     enum bt_status st = bt_xfer_create(o, &s->x, &err);
     if (st != BT_OK) {
         fprintf(stderr, "%s\n", err.msg);
@@ -79,6 +149,11 @@ static inline void side_stop(struct side *s)
         bt_xfer_event_free(&s->got[i]);
     }
     bt_xfer_destroy(s->x);
+    if (s->device != NULL) {
+        CHECK_EQ(s->device->n_going, 0);
+        free(s->device->slots);
+        free(s->device);
+    }
     free(s->got);
     close(s->efd);
     memset(s, 0, sizeof(*s));

@@ -1,0 +1,76 @@
+/* KV pages in memory that only a device can touch: joins the backend's mover to the transfer room's stage, and tells the transfer
+ * room which memory to register. Knows neither tickets nor pages. */
+
+#include "node/node_int.h"
+
+/* Pinned memory for pages on their way: enough that copies and the wire both go on. */
+#define SLOTS_BYTES ((size_t)64 << 20)
+#define SLOTS_MIN   16U
+#define SLOTS_MAX   1024U
+
+static uint8_t *slot(void *arg, uint32_t i)
+{
+    return bt_k_mover_slot(arg, i);
+}
+
+static enum bt_status start(void *arg, uint32_t i, void *device, size_t bytes, bool to_device)
+{
+    return bt_k_mover_start(arg, i, device, bytes, to_device);
+}
+
+static enum bt_status done(void *arg, uint32_t i, bool wait)
+{
+    return bt_k_mover_done(arg, i, wait);
+}
+
+enum bt_status bt_node_memory_start(struct bt_node *n, struct bt_engine *e, struct bt_err *err)
+{
+    struct bt_xfer_stage *s = &n->p->stage;
+
+    if (!n->layout->device_memory) {
+        return BT_OK;
+    }
+    for (uint32_t g = 0; g < n->layout->n_groups; g++) {
+        size_t share = n->layout->groups[g].page_layer_bytes;
+
+        s->slot_bytes = share > s->slot_bytes ? share : s->slot_bytes;
+    }
+    size_t slots = SLOTS_BYTES / s->slot_bytes;
+
+    s->n_slots = slots < SLOTS_MIN ? SLOTS_MIN : slots > SLOTS_MAX ? SLOTS_MAX : (uint32_t)slots;
+    s->slot = slot;
+    s->start = start;
+    s->done = done;
+    enum bt_status st = bt_engine_mover_create(e, s->slot_bytes, s->n_slots, &n->p->mover, err);
+
+    s->arg = n->p->mover;
+    return st;
+}
+
+void bt_node_memory_opts(const struct bt_node *n, struct bt_xfer_opts *o)
+{
+    if (n->p->mover == NULL) {
+        return;
+    }
+    o->stage = &n->p->stage;
+    for (uint32_t g = 0; g < n->layout->n_groups; g++) {
+        o->regions[o->n_regions++] = (struct bt_xfer_region){
+            .base = n->layout->groups[g].base,
+            .bytes = n->layout->groups[g].layer_stride * n->layout->groups[g].n_layers,
+            .memory = BT_XFER_MEMORY_CUDA};
+    }
+}
+
+void bt_node_memory_log(const struct bt_node *n)
+{
+    if (n->p->mover == NULL) {
+        return;
+    }
+    bool direct = bt_xfer_memory_way(n->xfer)[0] == 'd';
+
+    bt_log_info(
+        "transfer", "KV pages lie in device memory and %s through pinned memory (%u x %zu bytes)%s",
+        direct ? "go straight to the wire where it reads remote memory, else" : "are staged",
+        n->p->stage.n_slots, n->p->stage.slot_bytes,
+        direct ? "" : ": this UCX does not register CUDA memory");
+}

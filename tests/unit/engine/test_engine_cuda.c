@@ -1,0 +1,139 @@
+/* Engines on the CUDA backend: pages in device memory go from one engine to another as layers end, a step waits for the device
+ * once, and nothing takes memory after the start. Arguments: model folders. */
+
+#include <stdlib.h>
+#include "base/mem.h"
+#include "kernels/open.h"
+#include "tests/check.h"
+#include "tests/unit/engine/engine_drive.h"
+#ifdef BT_CUDA_EMULATED
+#include "kernels/cuda/emulation/emu_runtime_int.h"
+#endif
+
+#define N_RUNS 3
+
+static const char *model;
+
+static void make_runs(struct drive *d, struct drive_run **runs)
+{
+    for (uint32_t i = 0; i < N_RUNS; i++) {
+        runs[i] = drive_make(bt_engine_model(d->engine), 9 + 17 * i, 6, i);
+        CHECK_EQ(drive_submit(d, runs[i]), BT_OK);
+    }
+}
+
+static void free_runs(struct drive_run **runs)
+{
+    for (uint32_t i = 0; i < N_RUNS; i++) {
+        bt_free(runs[i]);
+    }
+}
+
+/* What one engine computes alone is what two compute with the pages in between, whatever the chunks and pages. */
+static void test_relay(void)
+{
+    static const uint32_t page_tokens[] = {16, 3}, chunk_tokens[] = {64, 7};
+    struct drive_run *want[N_RUNS], *got[N_RUNS];
+    struct bt_engine_opts o = drive_opts(model, 16, 64, 4);
+    struct drive d;
+
+    drive_init(&d, drive_open(&o), NULL);
+    make_runs(&d, want);
+    drive_finish(&d);
+    drive_fini(&d);
+    for (uint32_t i = 0; i < 2; i++) {
+        struct bt_engine_opts p = drive_opts(model, page_tokens[i], chunk_tokens[i], 4);
+
+        drive_init(&d, drive_open(&p), drive_open(&p));
+        make_runs(&d, got);
+        drive_finish(&d);
+        for (uint32_t r = 0; r < N_RUNS; r++) {
+            CHECK(drive_same(want[r], got[r]));
+            CHECK(got[r]->n_pages_copied > 0);
+        }
+        free_runs(got);
+        drive_fini(&d);
+    }
+    free_runs(want);
+}
+
+/* A pass whose sequences are all cancelled ends between two layers, and the device is through with it. */
+static void test_cancel(void)
+{
+    struct bt_engine_opts o = drive_opts(model, 16, 64, 4);
+    struct bt_engine_step_stats stats;
+    struct drive_run *runs[N_RUNS];
+    struct drive d;
+    bool worked;
+
+    drive_init(&d, drive_open(&o), NULL);
+    make_runs(&d, runs);
+    d.cancel_pending = true;
+    CHECK_EQ(bt_engine_step(d.engine, &worked, &stats), BT_OK);
+    CHECK_EQ(stats.n_spans, 0);
+    d.cancel_pending = false;
+    for (uint32_t i = 0; i < N_RUNS; i++) {
+        drive_release(&d, runs[i]);
+    }
+    free_runs(runs);
+    drive_fini(&d);
+}
+
+static void test_steps(void)
+{
+#ifdef BT_CUDA_EMULATED
+    struct bt_engine_opts o = drive_opts(model, 16, 16, 4);
+    struct bt_engine_step_stats stats;
+    struct drive_run *runs[N_RUNS];
+    struct drive d;
+    bool worked = true;
+
+    drive_init(&d, drive_open(&o), NULL);
+    make_runs(&d, runs);
+    struct emu_counts start = emu_counts(), before = start;
+    uint32_t n_decode = 0;
+
+    while (worked) {
+        CHECK_EQ(bt_engine_step(d.engine, &worked, &stats), BT_OK);
+        struct emu_counts after = emu_counts();
+
+        if (worked && stats.n_prefill_tokens == 0) {
+            CHECK_EQ(after.n_waits - before.n_waits, 1);
+            n_decode++;
+        }
+        before = after;
+    }
+    CHECK(n_decode >= 3);
+    CHECK_EQ(before.n_allocs, start.n_allocs);
+    for (uint32_t i = 0; i < N_RUNS; i++) {
+        drive_release(&d, runs[i]);
+    }
+    free_runs(runs);
+    drive_fini(&d);
+#endif
+}
+
+int main(int argc, char **argv)
+{
+    struct bt_k_opts o = {0};
+    struct bt_kctx *k = NULL;
+    struct bt_err err = {0};
+    enum bt_status st = bt_k_create("cuda", &o, &k, &err);
+
+    if (st == BT_ERR_UNSUPPORTED) {
+        printf("skipped: %s\n", err.msg);
+        return BT_TEST_SKIP;
+    }
+    CHECK_EQ(st, BT_OK);
+    bt_k_destroy(k);
+    drive_backend = "cuda";
+    for (int i = 1; i < argc; i++) {
+        model = argv[i];
+        test_relay();
+        test_cancel();
+        test_steps();
+        printf("%s done\n", model);
+    }
+    CHECK_EQ(bt_test_live_bytes(), 0);
+    return bt_test_done();
+}
