@@ -28,10 +28,10 @@ const char *const bt_node_backends[] = {"cpu", "cuda", "emulated"};
         ROW("numerics", BT_OPT_ENUM, numerics, "auto", 0, 0, "auto|" BT_K_ALL_CLASSES, NULL,       \
             "Numerics class: what matrix products round. cpu-int8: with block-quantised weights, " \
             "activations to 8 bits per 32; cpu-bf16: with BF16 weights, activations to bf16; "     \
-            "each faster than cpu-f32, which rounds neither; auto: by the model's weights, or "    \
-            "cuda-f32 with the cuda backend; cuda-cublas: cuBLAS for products of many rows, "      \
-            "where "                                                                               \
-            "answers may depend on batch and chunk; -tf32: with F32 weights in TF32. Must "        \
+            "each faster than cpu-f32, which rounds neither; auto: by the model's weights, with "  \
+            "the cuda backend cuda-bf16 for BF16 ones and else cuda-f32; cuda-cublas: cuBLAS for " \
+            "products of many rows, where answers may depend on batch and chunk; -tf32: with F32 " \
+            "weights in TF32. Must "                                                               \
             "be the same on every node."),                                                         \
         ROW("deterministic", BT_OPT_BOOL, deterministic, "false", 0, 0, NULL, NULL,                \
             "One answer whatever else is computed with it: own kernels, as with --numerics auto, " \

@@ -3,6 +3,7 @@
 
 #include "kernels/cuda/cuda_blas_int.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <string.h>
 #include "base/hash.h"
@@ -14,13 +15,13 @@
 #define PLAN_PLACES 8U    /* where a shape may lie: one behind the other */
 #define ALIGN_MAX   256U
 
-/* y[rows, n] = x[rows, k] · wᵀ. The padding is part of a comparison: made of zeros. */
+/* y[rows, n] = x[rows, k] · wᵀ. Hashed and compared as bytes, so there is no padding. */
 struct shape {
     uint64_t ld_y, ld_x;
     uint32_t kind, rows, n, k, ld_w;
     uint32_t align_w, align_x, align_y; /* bytes, powers of two up to ALIGN_MAX */
-    uint32_t zero;
 };
+static_assert(sizeof(struct shape) == 2 * sizeof(uint64_t) + 8 * sizeof(uint32_t), "no padding");
 
 struct plan {
     struct shape shape;
@@ -190,6 +191,9 @@ static bool ask(struct cuda_ctx *c, const struct shape *s, struct job *j, struct
     }
     cublasStatus_t st =
         api->heuristic(c->blas->handle, &j->op, &j->w, &j->x, &j->y, &j->y, &pref, 1, &found, &n);
+    if (st != CUBLAS_STATUS_NOT_SUPPORTED && !blas_ok(c, st, "choice of an algorithm")) {
+        return false; /* not the shape's fault, so it is not remembered */
+    }
     p->shape = *s;
     p->state = st == CUBLAS_STATUS_SUCCESS && n > 0 && found.state == CUBLAS_STATUS_SUCCESS &&
                        found.workspaceSize <= CUDA_BLAS_WORKSPACE
