@@ -105,6 +105,7 @@ static void test_product(struct call *c)
     memset(y, 0xff, sizeof(y)); /* NaN: beta is 0 */
     CHECK_EQ(ask(c), CUBLAS_STATUS_SUCCESS);
     CHECK_EQ(multiply(c, x, sizeof(space)), CUBLAS_STATUS_SUCCESS);
+    CHECK_EQ(cudaStreamSynchronize(c->stream), cudaSuccess);
     for (int m = 0; m < ROWS; m++) {
         for (int n = 0; n < N; n++) {
             float want = 0;
