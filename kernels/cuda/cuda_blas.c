@@ -38,6 +38,7 @@ struct cuda_blas {
     bool told;          /* that there was nothing for a shape */
     uint32_t next;      /* place among PLAN_PLACES that is given away next */
     struct plan *plans; /* [PLANS] */
+    uint64_t asked;     /* calls of the heuristic */
 };
 
 static bool blas_ok(struct cuda_ctx *c, cublasStatus_t st, const char *what)
@@ -127,6 +128,11 @@ void cuda_blas_limit(struct bt_kctx *k, size_t weight_bytes, size_t x_bytes)
     b->x_bytes = x_bytes;
 }
 
+uint64_t cuda_blas_asked(struct bt_kctx *k)
+{
+    return cuda_of(k)->blas->asked;
+}
+
 /* ---- one product of the library ---- */
 
 /* What cuBLASLt is told: column by column, D[n, rows] = Wᵀ[k, n] · X[k, rows]. */
@@ -189,6 +195,7 @@ static bool ask(struct cuda_ctx *c, const struct shape *s, struct job *j, struct
     if (!ok) {
         return false;
     }
+    c->blas->asked++;
     cublasStatus_t st =
         api->heuristic(c->blas->handle, &j->op, &j->w, &j->x, &j->y, &j->y, &pref, 1, &found, &n);
     if (st != CUBLAS_STATUS_NOT_SUPPORTED && !blas_ok(c, st, "choice of an algorithm")) {

@@ -13,5 +13,7 @@
 
 /* For tests: use no more than so much of the last two. k: a context of such a class. */
 void cuda_blas_limit(struct bt_kctx *k, size_t weight_bytes, size_t x_bytes);
+/* For tests: how often the library was asked how to compute a shape. */
+uint64_t cuda_blas_asked(struct bt_kctx *k);
 
 #endif

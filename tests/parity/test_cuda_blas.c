@@ -220,6 +220,33 @@ static void test_pieces(const struct cp *cp, bool tf32)
     cuda_blas_limit(cp->cuda, CUDA_BLAS_WEIGHTS, CUDA_BLAS_X);
 }
 
+/* A shape is asked about once; another number of rows is another shape. */
+static void test_asked_once(const struct cp *cp)
+{
+    const uint32_t most = 40;
+    float *x = pk_floats(most * 32, -1, 1), *zeros = pk_floats(most * 64, 0, 0);
+    float *dx = cp_floats(cp->cuda, x, most * 32), *dy = cp_floats(cp->cuda, zeros, most * 64);
+    uint8_t *data = pk_random_rows(BT_DTYPE_F32, 64, 32);
+    const struct bt_k_weight_desc d = {
+        .dtype = BT_DTYPE_F32, .n_rows = 64, .n_cols = 32, .data = data, .for_gemm = true};
+    struct bt_kweight *w = NULL;
+
+    CHECK_EQ(bt_k_weight_create(cp->cuda, &d, &w, NULL), BT_OK);
+    const uint64_t before = cuda_blas_asked(cp->cuda);
+    for (int again = 0; again < 3; again++) {
+        for (uint32_t rows = CUDA_BLAS_FEW + 1; rows <= most; rows++) {
+            bt_k_gemm(cp->cuda, dy, 64, dx, 32, w, NULL, rows);
+        }
+    }
+    CHECK_EQ(cuda_blas_asked(cp->cuda) - before, most - CUDA_BLAS_FEW);
+    bt_k_free(cp->cuda, dx, most * 32 * sizeof(float));
+    bt_k_free(cp->cuda, dy, most * 64 * sizeof(float));
+    bt_k_weight_destroy(cp->cuda, w);
+    bt_free(x);
+    bt_free(zeros);
+    bt_free(data);
+}
+
 /* Beyond f16: its largest number; infinities stay. */
 static void test_f16_range(const struct cp *cp)
 {
@@ -286,6 +313,7 @@ int main(void)
         test_products(&cp, i == 1);
         test_together(&cp);
         test_pieces(&cp, i == 1);
+        test_asked_once(&cp);
         test_f16_range(&cp);
         test_embed(&cp);
         cp_close(&cp);
