@@ -147,7 +147,7 @@ const char *bt_model_numerics(const struct bt_model *m, const char *backend)
         *(type == BT_DTYPE_BF16 ? &bf16 : type > BT_DTYPE_BF16 ? &blocks : &floats) += n;
     }
     if (strcmp(backend, "cuda") == 0) {
-        return bf16 > floats && bf16 > blocks ? "cuda-bf16" : "cuda-f32";
+        return bf16 + blocks > floats ? "cuda-bf16" : "cuda-f32";
     }
     return blocks > floats && blocks > bf16 ? "cpu-int8" : bf16 > floats ? "cpu-bf16" : "cpu-f32";
 }

@@ -47,7 +47,7 @@ enum bt_status bt_model_open(const char *path, struct bt_model **out,
                              struct bt_err *err) BT_NODISCARD;
 const struct bt_model_info *bt_model_info(const struct bt_model *m);
 /* The numerics class (kernels/backend.h) of a backend for the types that most of its matrices have: cpu-int8 for blocks of
- * integers, cpu-bf16 or cuda-bf16 for BF16, else cpu-f32 or cuda-f32. The same on every machine. Static storage. */
+ * integers, cpu-bf16 for BF16, else cpu-f32; cuda-bf16 for both, else cuda-f32. The same on every machine. Static storage. */
 const char *bt_model_numerics(const struct bt_model *m, const char *backend);
 
 struct bt_model_load_opts {

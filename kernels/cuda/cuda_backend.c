@@ -164,11 +164,8 @@ static void gemm_all(struct bt_kctx *k, const struct bt_k_product *products, uin
 {
     if (cuda_of(k)->blas != NULL) {
         cuda_blas_gemm_all(k, products, n, x, ldx, n_rows);
-        return;
-    }
-    for (uint32_t i = 0; i < n; i++) {
-        const struct bt_k_product *p = &products[i];
-        cuda_gemm(k, p->y, p->ldy, x, ldx, p->w, p->bias, n_rows);
+    } else {
+        cuda_gemm_all(k, products, n, x, ldx, n_rows);
     }
 }
 

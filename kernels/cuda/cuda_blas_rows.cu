@@ -292,6 +292,7 @@ extern "C" void cuda_rows_expand(struct cuda_ctx *c, void *out, const struct cud
         BT_LAUNCH(c, (expand<CUDA_KIND_BF16>), cuda_blocks(n, THREADS), THREADS, 0, to, v, row0, n);
         break;
     case CUDA_KIND_BLOCKS:
+    case CUDA_KIND_BLOCK_TILES:
         BT_LAUNCH(c, (expand<CUDA_KIND_BLOCKS>), cuda_blocks(n, THREADS), THREADS, 0, to, v, row0,
                   n);
         break;

@@ -224,13 +224,14 @@ extern "C" void cuda_product(struct cuda_ctx *c, const struct cuda_product *p)
         launch<CUDA_KIND_BLOCKS>(c, p);
         break;
     case CUDA_KIND_TILES:
+    case CUDA_KIND_BLOCK_TILES:
         cuda_tiles_product(c, p);
         break;
     }
 }
 
-/* Pieces of rows that c's memory holds rounded. */
-static void tiles_gemm(struct cuda_ctx *c, struct cuda_product *p, uint32_t n_rows)
+/* Pieces of rows that c's memory holds rounded; `rounded`: it holds x as this weight takes it, of the product before. */
+static void tiles_gemm(struct cuda_ctx *c, struct cuda_product *p, uint32_t n_rows, bool rounded)
 {
     const size_t row_bytes = (size_t)p->w.n_blocks * CUDA_BLOCK * sizeof(*p->x16);
     const uint32_t most = (uint32_t)(CUDA_X16_SCRATCH / row_bytes);
@@ -239,31 +240,50 @@ static void tiles_gemm(struct cuda_ctx *c, struct cuda_product *p, uint32_t n_ro
     p->x16 = (uint16_t *)c->x16.p;
     for (uint32_t row = 0; row < n_rows; row += p->n_rows) {
         p->n_rows = n_rows - row < most ? n_rows - row : most;
-        cuda_tiles_round(c, p);
+        if (!rounded || n_rows > most) {
+            cuda_tiles_round(c, p);
+        }
         cuda_product(c, p);
         p->x += p->n_rows * p->ldx;
         p->y += p->n_rows * p->ldy;
     }
 }
 
-extern "C" void cuda_gemm(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ldx,
-                          const struct bt_kweight *weight, const float *bias, uint32_t n_rows)
+static bool same_x16(const struct cuda_view *a, const struct cuda_view *b)
 {
-    const struct cuda_weight *w = cuda_weight_of(weight);
-    struct cuda_product p = {};
+    return a->kind >= CUDA_KIND_TILES && b->kind >= CUDA_KIND_TILES && a->n_cols == b->n_cols &&
+           a->perm == NULL && b->perm == NULL;
+}
 
-    BT_ASSERT(w->for_gemm && ldy >= w->view.n_rows && ldx >= w->view.n_cols);
-    p.y = y;
-    p.x = x;
-    p.ldy = ldy;
-    p.ldx = ldx;
-    p.w = w->view;
-    p.bias = bias;
-    p.n_rows = n_rows;
-    p.kind = w->view.kind;
-    if (p.kind == CUDA_KIND_TILES) {
-        tiles_gemm(cuda_of(k), &p, n_rows);
-    } else if (n_rows > 0) {
-        cuda_product(cuda_of(k), &p);
+extern "C" void cuda_gemm_all(struct bt_kctx *k, const struct bt_k_product *products, uint32_t n,
+                              const float *x, size_t ldx, uint32_t n_rows)
+{
+    for (uint32_t i = 0; i < n && n_rows > 0; i++) {
+        const struct cuda_weight *w = cuda_weight_of(products[i].w);
+        struct cuda_product p = {};
+
+        BT_ASSERT(w->for_gemm && products[i].ldy >= w->view.n_rows && ldx >= w->view.n_cols);
+        p.y = products[i].y;
+        p.x = x;
+        p.ldy = products[i].ldy;
+        p.ldx = ldx;
+        p.w = w->view;
+        p.bias = products[i].bias;
+        p.n_rows = n_rows;
+        p.kind = w->view.kind;
+        if (p.kind >= CUDA_KIND_TILES) {
+            tiles_gemm(cuda_of(k), &p, n_rows,
+                       i > 0 && same_x16(&p.w, &cuda_weight_of(products[i - 1].w)->view));
+        } else {
+            cuda_product(cuda_of(k), &p);
+        }
     }
+}
+
+extern "C" void cuda_gemm(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ldx,
+                          const struct bt_kweight *w, const float *bias, uint32_t n_rows)
+{
+    const struct bt_k_product p = {y, ldy, w, bias};
+
+    cuda_gemm_all(k, &p, 1, x, ldx, n_rows);
 }

@@ -14,14 +14,14 @@
  *    after the other, with the same bits.
  * exp, tanh, erf: the polynomials of the CPU backend. No operation is fused that is not written as fma.
  *
- * Numerics class "cuda-bf16". As cuda-f32, but for gemm with bf16 weights, and attention over f16 or bf16 pages with a head
+ * Numerics class "cuda-bf16". As cuda-f32, but for gemm with weights of bf16 and in blocks, and attention over f16 or bf16 pages with a head
  * dimension that 8 divides. Both are made of one operation of tensor cores, c += Σ a b over 16 k, products of 16-bit values
  * summed in f32 (cuda_tile_int.cuh). Its order and rounding inside are the device's, and are not published; so the class is
  * named with the device's compute capability, "cuda-bf16-sm90", and nodes of other devices are of other classes.
  * (The emulation, "cuda-bf16-emulated": acc = acc + a b, k by k.) What is taken for granted, and checked by the parity tests on
  * whatever they run on: an output depends on its row of a, its column of b and its c, not on where in the operation it is or
  * on its neighbours; and products that are zero change nothing but the sign of a zero.
- *  - gemm: x is rounded to bf16, to nearest, ties to even. Weights are always a (16 outputs), rows of x always b (8 of them; if
+ *  - gemm: x is rounded to bf16, to nearest, ties to even; so are the values of weights in blocks. Weights are always a (16 outputs), rows of x always b (8 of them; if
  *    fewer are there, with anything beside them): one row or a thousand, the operations of an output are the same. K is cut into segments of 512, a
  *    segment is one chain of operations from +0, of k in the order 8 t + 4 s + 2 j + i for steps s = 0, 1 of 32 k; the segments
  *    are added in order to +0; then + bias[n].
@@ -60,8 +60,15 @@ extern "C" {
     (160U * 1024U) /* shared memory of a block: what sm_80 has, and a little less */
 
 /* Kernels of products are made for each of these; the first three have the numbers of their types. TILES: bf16 in fragments,
- * for tensor cores. */
-enum cuda_kind { CUDA_KIND_F32, CUDA_KIND_F16, CUDA_KIND_BF16, CUDA_KIND_BLOCKS, CUDA_KIND_TILES };
+ * for tensor cores; BLOCK_TILES: as BLOCKS, for tensor cores. */
+enum cuda_kind {
+    CUDA_KIND_F32,
+    CUDA_KIND_F16,
+    CUDA_KIND_BF16,
+    CUDA_KIND_BLOCKS,
+    CUDA_KIND_TILES,
+    CUDA_KIND_BLOCK_TILES
+};
 
 /* How a kernel reads a weight. Panels of 32 rows, padded with zeros; a row's bytes (as in the file, plain types padded to 32
  * values) are cut into units of 2 or 4 bytes, and unit i of the 32 rows lies side by side: unit[panel][i][32].
@@ -203,13 +210,15 @@ struct cuda_product {
     uint32_t n_experts;
     uint32_t kind; /* which weights are meant: enum cuda_kind */
     uint16_t *
-        x16; /* device [n_rows][n_blocks * CUDA_BLOCK], 16-byte aligned: x in bf16, for CUDA_KIND_TILES */
+        x16; /* device [n_rows][n_blocks * CUDA_BLOCK], 16-byte aligned: x in bf16, for tensor cores */
 };
 void cuda_product(struct cuda_ctx *c, const struct cuda_product *p);
 /* Fills p->x16, in the order of output rows; then the product may be called. */
 void cuda_tiles_round(struct cuda_ctx *c, const struct cuda_product *p);
 /* What cuda_product and cuda_pack do for CUDA_KIND_TILES. */
 void cuda_tiles_product(struct cuda_ctx *c, const struct cuda_product *p);
+/* Of CUDA_KIND_BLOCK_TILES. */
+void cuda_tiles_blocks(struct cuda_ctx *c, const struct cuda_product *p);
 void cuda_tiles_pack(struct cuda_ctx *c, void *out, const uint8_t *raw, size_t raw_bytes,
                      uint32_t n_rows, uint32_t n_panels, const struct cuda_view *v);
 
@@ -274,6 +283,8 @@ enum bt_status cuda_weight_create(struct bt_kctx *k, const struct bt_k_weight_de
 void cuda_weight_destroy(struct bt_kctx *k, struct bt_kweight *w);
 void cuda_embed(struct bt_kctx *k, float *y, const struct bt_kweight *table, const uint32_t *ids,
                 uint32_t n_ids, float scale);
+void cuda_gemm_all(struct bt_kctx *k, const struct bt_k_product *products, uint32_t n,
+                   const float *x, size_t ldx, uint32_t n_rows);
 void cuda_gemm(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ldx,
                const struct bt_kweight *w, const float *bias, uint32_t n_rows);
 void cuda_rmsnorm(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_t ldx,

@@ -86,10 +86,10 @@ static void run_experts(struct cuda_ctx *c, struct cuda_product *p, struct bt_kw
     }
     p->w = views[0];
     p->experts = cuda_send(c, views, n_experts * sizeof(views[0]));
-    for (uint32_t kind = 0; kind <= CUDA_KIND_TILES; kind++) {
+    for (uint32_t kind = 0; kind <= CUDA_KIND_BLOCK_TILES; kind++) {
         if (kinds >> kind & 1U) {
             p->kind = kind;
-            if (kind == CUDA_KIND_TILES) {
+            if (kind >= CUDA_KIND_TILES) {
                 cuda_tiles_round(c, p);
             }
             cuda_product(c, p);

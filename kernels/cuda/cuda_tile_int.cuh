@@ -67,6 +67,16 @@ static __device__ __forceinline__ void tile_load(uint32_t *out, shared_ptr<words
 #endif
 }
 
+/* What lanes of a warp have written to shared memory before, the others may touch after. */
+static __device__ __forceinline__ void warp_sync()
+{
+#ifdef BT_CUDA_EMULATED
+    emu_warp_sync();
+#else
+    __syncwarp();
+#endif
+}
+
 /* The value of lane ^ mask. */
 static __device__ __forceinline__ float lane_xor(float v, uint32_t mask)
 {

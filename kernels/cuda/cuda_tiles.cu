@@ -4,16 +4,10 @@
  * of K on their way into shared memory while one is worked on. */
 
 #include "kernels/cuda/cuda_blocks_int.cuh"
-#include "kernels/cuda/cuda_product_int.cuh"
-#include "kernels/cuda/cuda_tile_int.cuh"
+#include "kernels/cuda/cuda_tiles_int.cuh"
 
-#define THREADS        256U
-#define WARPS          (THREADS / 32U)
-#define SEGMENT_BLOCKS (CUDA_TILE_SEGMENT / CUDA_BLOCK)
-#define BLOCK_WORDS4   64U /* of a tile of weights and a block of K: 2 steps, 32 lanes */
-#define TILES_N        8U  /* tiles of outputs of a block of threads */
-#define STAGES         4U
-#define FEW_ROWS       32U
+#define STAGES   4U
+#define FEW_ROWS 32U
 
 /* ---- x, rounded ---- */
 
@@ -36,13 +30,6 @@ static __global__ void round_x(struct cuda_product p, size_t n)
         }
     }
     ((uint32_t *)(void *)p.x16)[at] = pair_of<CUDA_KIND_BF16>(v[0], v[1]);
-}
-
-/* 32 k of row m, this lane's 8 of them: k = 8 (lane % 4) … */
-static __device__ __forceinline__ const uint16_t *x_piece(const struct cuda_product &p, uint32_t m,
-                                                          uint32_t b, uint32_t piece)
-{
-    return p.x16 + ((size_t)m * p.w.n_blocks + b) * CUDA_BLOCK + 8 * piece;
 }
 
 /* ---- few rows ---- */
@@ -186,55 +173,6 @@ static __device__ __forceinline__ void begin_step(const struct cuda_product &p,
     }
 }
 
-/* One step: warp (i, j) of 4 x 2 has tiles 2 i and 2 i + 1 of the outputs, and rows 8 MT j … */
-template <int MT>
-static __device__ __forceinline__ void multiply_step(shared_ptr<words4> from, float (*acc)[MT][4])
-{
-    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    words4 a[2][2];
-
-#pragma unroll
-    for (uint32_t i = 0; i < 2; i++) {
-#pragma unroll
-        for (uint32_t s = 0; s < 2; s++) {
-            a[i][s] = from[(warp % 4 * 2 + i) * BLOCK_WORDS4 + s * 32 + lane];
-        }
-    }
-#pragma unroll
-    for (uint32_t m = 0; m < MT; m++) {
-        const words4 x = from[stage<MT>::X + (warp / 4 * MT + m) * 32 + lane];
-#pragma unroll
-        for (uint32_t i = 0; i < 2; i++) {
-            tile_multiply<CUDA_KIND_BF16>(acc[i][m], a[i][0].r, x.r);
-            tile_multiply<CUDA_KIND_BF16>(acc[i][m], a[i][1].r, x.r + 2);
-        }
-    }
-}
-
-template <int MT>
-static __device__ __forceinline__ void write_tile(const struct cuda_product &p, uint32_t n_rows,
-                                                  const struct tile &t, float (*total)[MT][4])
-{
-    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-
-#pragma unroll
-    for (uint32_t i = 0; i < 2; i++) {
-#pragma unroll
-        for (uint32_t a = 0; a < MT; a++) {
-#pragma unroll
-            for (uint32_t j = 0; j < 4; j++) {
-                const uint32_t m = t.row0 + (warp / 4 * MT + a) * 8 + lane % 4 * 2 + j % 2,
-                               n = (blockIdx.x * TILES_N + warp % 4 * 2 + i) * 16 + lane / 4 +
-                                   j / 2 * 8;
-                if (m < t.row1 && n < n_rows) {
-                    p.y[m * p.ldy + n] =
-                        p.bias != NULL ? total[i][a][j] + p.bias[n] : total[i][a][j];
-                }
-            }
-        }
-    }
-}
-
 /* Grid: (blocks of 128 outputs, tiles of 16 * MT rows). */
 template <int MT> static __global__ void __launch_bounds__(THREADS) many(struct cuda_product p)
 {
@@ -271,14 +209,11 @@ template <int MT> static __global__ void __launch_bounds__(THREADS) many(struct 
         }
         copy_commit();
         if (works) {
-            multiply_step<MT>(stages + b % STAGES * stage<MT>::WORDS4, acc);
+            shared_ptr<words4> from = stages + b % STAGES * stage<MT>::WORDS4;
+            multiply_block<MT>(from, threadIdx.x % 32, from + stage<MT>::X, acc);
         }
         if ((b + 1) % SEGMENT_BLOCKS == 0 || b + 1 == w.n_blocks) {
-#pragma unroll
-            for (uint32_t i = 0; i < 2 * MT * 4; i++) {
-                total[i / 4 / MT][i / 4 % MT][i % 4] += acc[i / 4 / MT][i / 4 % MT][i % 4];
-                acc[i / 4 / MT][i / 4 % MT][i % 4] = 0.0F;
-            }
+            add_segment<MT>(total, acc);
         }
     }
     if (works) {
@@ -308,7 +243,9 @@ extern "C" void cuda_tiles_round(struct cuda_ctx *c, const struct cuda_product *
 
 extern "C" void cuda_tiles_product(struct cuda_ctx *c, const struct cuda_product *p)
 {
-    if (p->n_rows <= CUDA_GEMV_ROWS) {
+    if (p->kind == CUDA_KIND_BLOCK_TILES) {
+        cuda_tiles_blocks(c, p);
+    } else if (p->n_rows <= CUDA_GEMV_ROWS) {
         launch_few<1>(c, p);
     } else if (p->experts == NULL && p->n_rows <= FEW_ROWS / 2) {
         launch_few<2>(c, p);

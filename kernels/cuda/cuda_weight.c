@@ -77,7 +77,10 @@ static uint32_t kind_of(const struct cuda_ctx *c, const struct bt_k_weight_desc 
     if (c->mma && d->for_gemm && d->dtype == BT_DTYPE_BF16) {
         return CUDA_KIND_TILES;
     }
-    return d->dtype < BT_DTYPE_Q4_0 ? (uint32_t)d->dtype : CUDA_KIND_BLOCKS;
+    if (d->dtype < BT_DTYPE_Q4_0) {
+        return (uint32_t)d->dtype;
+    }
+    return c->mma && c->blas == NULL && d->for_gemm ? CUDA_KIND_BLOCK_TILES : CUDA_KIND_BLOCKS;
 }
 
 enum bt_status cuda_weight_create(struct bt_kctx *k, const struct bt_k_weight_desc *d,

@@ -96,6 +96,7 @@ extern "C" void cuda_embed(struct bt_kctx *k, float *y, const struct bt_kweight 
                       n, scale);
             break;
         case CUDA_KIND_BLOCKS:
+        case CUDA_KIND_BLOCK_TILES:
             BT_LAUNCH(c, (embed<CUDA_KIND_BLOCKS>), cuda_blocks(n, THREADS), THREADS, 0, to, v, dev,
                       n, scale);
             break;

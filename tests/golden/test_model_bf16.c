@@ -203,6 +203,10 @@ int main(int argc, char **argv)
     }
     check_model("tests/golden/models/gguf-bf16/model.gguf", "gguf-bf16", &dense);
     check_model("tests/golden/models/llama-bf16", "llama-bf16", &dense);
+    if (cuda) { /* weights in blocks are rounded too */
+        check_model("tests/golden/models/gguf-q8_0/model.gguf", "gguf-q8_0", &dense);
+        check_model("tests/golden/models/gguf-q4_k/model.gguf", "gguf-q4_k", &dense);
+    }
     for (size_t i = 0; i < (cuda ? 2 : sizeof(written) / sizeof(written[0])); i++) {
         char dir[256];
         (void)snprintf(dir, sizeof(dir), "tests/golden/models/%s", written[i]);

@@ -62,12 +62,24 @@ extern "C" void tile_test_load(struct cuda_ctx *c, uint32_t *out, const uint16_t
 
 static __global__ void exchange(float *out, const float *from, uint32_t mask)
 {
-    out[threadIdx.x] = lane_xor(from[threadIdx.x], mask);
+    shared_ptr<float> places = shared_as<float>(0);
+    const uint32_t lane = threadIdx.x;
+    float v = from[lane];
+
+    for (int i = 0; i < 3;
+         i++) { /* by way of shared memory too, as the lanes' word alone orders it */
+        places[lane] = v;
+        warp_sync();
+        v = places[lane ^ mask];
+        warp_sync();
+    }
+    const float w = lane_xor(from[lane], mask);
+    out[lane] = v == w ? v : -1.0F;
 }
 
 extern "C" void tile_test_xor(struct cuda_ctx *c, float *out, const float *from, uint32_t mask)
 {
-    BT_LAUNCH(c, exchange, 1, 32, 0, out, from, mask);
+    BT_LAUNCH(c, exchange, 1, 32, 32 * sizeof(float), out, from, mask);
 }
 
 static __global__ void copy(uint32_t *out, const uint32_t *from, const uint32_t *keep, uint32_t n)
@@ -143,6 +155,12 @@ static __global__ void break_rule(enum tile_fault fault, float *out)
         copy_commit();
         copy_wait<0>();
         w[0] = ((words4)places[lane & ~1U]).r[0];
+        break;
+    case TILE_NO_WARP_SYNC:
+        places[lane] = words4{};
+        warp_sync();
+        w[0] = ((words4)places[lane ^ 1]).r[0];
+        places[lane] = words4{};
         break;
     case TILE_ROW_ODD:
     case TILE_FAULTS:

@@ -1,4 +1,4 @@
-/* Class cuda-bf16's products of bf16 weights against sums in double precision over x rounded to bf16; and that the number of
+/* Class cuda-bf16's products of weights of bf16 and in blocks against sums in double precision over x and weights rounded to bf16; and that the number of
  * rows in a call, which chooses the kernel, changes no bit. Experts too, of several types; the embedding of a table that is
  * multiplied as well; and that weights of other types have the bits of cuda-f32. */
 
@@ -28,13 +28,36 @@ static double bf16_at(const uint8_t *rows, size_t i)
     return (double)bt_bf16_to_f32((uint16_t)(rows[2 * i] | rows[2 * i + 1] << 8));
 }
 
-/* All rows at once, against the definition; then in calls of every size, with each kernel. */
-static void test_product(struct bt_kctx *k, uint32_t n, uint32_t k_cols, bool ordered)
+/* The values of n rows, as the CPU's embedding has them, rounded to bf16. */
+static float *values_of(struct bt_kctx *cpu, enum bt_dtype t, const uint8_t *rows, uint32_t n,
+                        uint32_t k_cols)
 {
+    float *v = pk_floats((size_t)n * k_cols, 0, 0);
+    const struct bt_k_weight_desc d = {
+        .dtype = t, .n_rows = n, .n_cols = k_cols, .data = rows, .for_embed = true};
+    struct bt_kweight *w = NULL;
+
+    CHECK_EQ(bt_k_weight_create(cpu, &d, &w, NULL), BT_OK);
+    for (uint32_t i = 0; i < n; i++) {
+        bt_k_embed(cpu, v + (size_t)i * k_cols, w, &i, 1, 1.0F);
+    }
+    bt_k_weight_destroy(cpu, w);
+    for (size_t i = 0; i < (size_t)n * k_cols; i++) {
+        v[i] = bt_bf16_to_f32(bt_f32_to_bf16(v[i]));
+    }
+    return v;
+}
+
+/* All rows at once, against the definition; then in calls of every size, with each kernel. */
+static void test_product(const struct cp *p, enum bt_dtype t, uint32_t n, uint32_t k_cols,
+                         bool ordered)
+{
+    struct bt_kctx *k = p->cuda;
     static const uint32_t calls[] = {1, 3, 8, 9, 17, 33, 66};
     const uint32_t m = ROWS_MAX;
     const size_t ldx = k_cols + 3, ldy = n + 5;
-    uint8_t *rows = pk_random_rows(BT_DTYPE_BF16, n, k_cols);
+    uint8_t *rows = pk_random_rows(t, n, k_cols);
+    float *values = values_of(p->cpu, t, rows, n, k_cols);
     float *x = pk_floats(m * ldx, -1, 1), *bias = pk_floats(n, -1, 1),
           *gaps = pk_floats(m * ldy, 7, 7), *got = pk_floats(m * ldy, 0, 0),
           *part = pk_floats(m * ldy, 0, 0);
@@ -42,25 +65,27 @@ static void test_product(struct bt_kctx *k, uint32_t n, uint32_t k_cols, bool or
     uint32_t *perm = bt_alloc(k_cols * sizeof(uint32_t));
     char what[96];
 
-    (void)snprintf(what, sizeof(what), "bf16 [%u, %u]%s", n, k_cols,
+    (void)snprintf(what, sizeof(what), "%s [%u, %u]%s", bt_dtype_name(t), n, k_cols,
                    ordered ? " with an order of inputs" : "");
     for (uint32_t i = 0; i < k_cols; i++) {
         perm[i] = ordered ? (uint32_t)(((uint64_t)i * 7919 + 3) % k_cols) : i;
     }
+    double most = 1;
     for (size_t i = 0; i < m * ldy; i++) {
         want[i] = 7;
         for (uint32_t j = 0; i % ldy < n && j < k_cols; j++) {
             double xj = (double)bt_bf16_to_f32(bt_f32_to_bf16(x[i / ldy * ldx + perm[j]]));
             want[i] = (j == 0 ? (double)bias[i % ldy] : want[i]) +
-                      xj * bf16_at(rows, i % ldy * k_cols + j);
+                      xj * (double)values[i % ldy * k_cols + j];
         }
+        most = fabs(want[i]) > most ? fabs(want[i]) : most;
     }
-    struct bt_kweight *w = weight(k, BT_DTYPE_BF16, rows, n, k_cols, ordered ? perm : NULL, false);
+    struct bt_kweight *w = weight(k, t, rows, n, k_cols, ordered ? perm : NULL, false);
     float *dx = cp_floats(k, x, m * ldx), *db = cp_floats(k, bias, n),
           *dy = cp_floats(k, gaps, m * ldy);
     bt_k_gemm(k, dy, ldy, dx, ldx, w, db, m);
     cp_take(k, got, dy, m * ldy);
-    pk_near(what, got, want, m * ldy, 1e-6 * sqrt(k_cols), 1e-6);
+    pk_near(what, got, want, m * ldy, 1e-6 * sqrt(k_cols) * most, 1e-6);
     for (size_t c = 0; c < sizeof(calls) / sizeof(calls[0]); c++) {
         dy = cp_floats(k, gaps, m * ldy);
         for (uint32_t r = 0; r < m; r += calls[c]) {
@@ -76,6 +101,7 @@ static void test_product(struct bt_kctx *k, uint32_t n, uint32_t k_cols, bool or
     bt_k_free(k, db, n * sizeof(float));
     bt_k_weight_destroy(k, w);
     bt_free(rows);
+    bt_free(values);
     bt_free(x);
     bt_free(bias);
     bt_free(gaps);
@@ -83,6 +109,42 @@ static void test_product(struct bt_kctx *k, uint32_t n, uint32_t k_cols, bool or
     bt_free(got);
     bt_free(part);
     bt_free(perm);
+}
+
+/* Products of one x, of several types and orders of inputs: the bits of each alone. */
+static void test_together(struct bt_kctx *k, bool ordered)
+{
+    enum { M = 9, COLS = 64 };
+    static const enum bt_dtype types[3] = {BT_DTYPE_BF16, BT_DTYPE_BF16, BT_DTYPE_F32};
+    float *x = pk_floats((size_t)M * COLS, -1, 1), *dx = cp_floats(k, x, (size_t)M * COLS);
+    struct bt_k_product p[BT_K_PRODUCTS_MAX];
+    uint32_t perm[COLS];
+    struct bt_kweight *w[3];
+
+    for (uint32_t i = 0; i < COLS; i++) {
+        perm[i] = (i * 7 + 3) % COLS;
+    }
+    for (uint32_t i = 0; i < 3; i++) {
+        uint8_t *rows = pk_random_rows(types[i], 20 + i, COLS);
+        w[i] = weight(k, types[i], rows, 20 + i, COLS, ordered && i == 1 ? perm : NULL, false);
+        p[i] = (struct bt_k_product){
+            .y = bt_k_alloc(k, (size_t)M * (20 + i) * sizeof(float)), .ldy = 20 + i, .w = w[i]};
+        bt_free(rows);
+    }
+    bt_k_gemm_all(k, p, 3, dx, COLS, M);
+    for (uint32_t i = 0; i < 3; i++) {
+        size_t n = (size_t)M * (20 + i);
+        float *alone = pk_floats(n, 0, 0), *both = pk_floats(n, 0, 0), *dy = cp_floats(k, alone, n);
+        bt_k_gemm(k, dy, 20 + i, dx, COLS, w[i], NULL, M);
+        cp_take(k, alone, dy, n);
+        cp_take(k, both, p[i].y, n);
+        cp_same("products of one x", both, alone, n);
+        bt_k_weight_destroy(k, w[i]);
+        bt_free(alone);
+        bt_free(both);
+    }
+    bt_k_free(k, dx, (size_t)M * COLS * sizeof(float));
+    bt_free(x);
 }
 
 /* A table of bf16 in fragments gives its rows back as they were. */
@@ -105,15 +167,18 @@ static void test_embed(struct bt_kctx *k)
     bt_free(got);
 }
 
-enum { EXPERTS = 5, DIM = 72, FFN = 48, MOE_ROWS = 40 };
+enum { EXPERTS = 5, DIM = 96, FFN = 64, MOE_ROWS = 40 };
+
+static const enum bt_dtype expert_type[EXPERTS] = {BT_DTYPE_BF16, BT_DTYPE_Q8_0, BT_DTYPE_F32,
+                                                   BT_DTYPE_BF16, BT_DTYPE_Q4_0};
 
 static void create_experts(struct bt_kctx *k, uint8_t *const rows[3][EXPERTS],
                            struct bt_kweight *w[3][EXPERTS])
 {
     for (uint32_t i = 0; i < 3; i++) {
         for (uint32_t e = 0; e < EXPERTS; e++) {
-            w[i][e] = weight(k, e == 2 ? BT_DTYPE_F32 : BT_DTYPE_BF16, rows[i][e],
-                             i < 2 ? FFN : DIM, i < 2 ? DIM : FFN, NULL, false);
+            w[i][e] = weight(k, expert_type[e], rows[i][e], i < 2 ? FFN : DIM, i < 2 ? DIM : FFN,
+                             NULL, false);
         }
     }
 }
@@ -144,7 +209,7 @@ static void run_experts(struct bt_kctx *k, struct bt_kweight *w[3][EXPERTS], con
     bt_k_free(k, dl, (size_t)MOE_ROWS * EXPERTS * sizeof(float));
 }
 
-/* Experts of bf16 and one of f32, near those of the CPU; a row at a time as all together. */
+/* Experts of several types, near those of the CPU; a row at a time as all together. */
 static void test_experts(const struct cp *p)
 {
     const size_t n = (size_t)MOE_ROWS * DIM;
@@ -154,8 +219,7 @@ static void test_experts(const struct cp *p)
           *want = pk_floats(n, 0, 0), *got = pk_floats(n, 0, 0), *part = pk_floats(n, 0, 0);
 
     for (uint32_t i = 0; i < 3 * EXPERTS; i++) {
-        rows[i / EXPERTS][i % EXPERTS] =
-            pk_random_rows(i % EXPERTS == 2 ? BT_DTYPE_F32 : BT_DTYPE_BF16, DIM, FFN);
+        rows[i / EXPERTS][i % EXPERTS] = pk_random_rows(expert_type[i % EXPERTS], DIM, FFN);
     }
     for (int side = 0; side < 2; side++) {
         struct bt_kctx *k = side == 0 ? p->cpu : p->cuda;
@@ -186,10 +250,10 @@ static void test_experts(const struct cp *p)
     bt_free(part);
 }
 
-/* Other types than bf16 have the bits of the other class. */
+/* Plain types other than bf16 have the bits of the other class. */
 static void test_others(struct bt_kctx *tiles)
 {
-    static const enum bt_dtype types[] = {BT_DTYPE_F32, BT_DTYPE_F16, BT_DTYPE_Q4_K};
+    static const enum bt_dtype types[] = {BT_DTYPE_F32, BT_DTYPE_F16};
     struct cp f32;
 
     cp_open(&f32);
@@ -220,9 +284,17 @@ int main(void)
     cp_open_as(&p, "cuda-bf16");
     CHECK(strncmp(bt_k_numerics(p.cuda), "cuda-bf16-", 10) == 0);
     for (size_t i = 0; i < sizeof(odd) / sizeof(odd[0]); i++) {
-        test_product(p.cuda, odd[i][0], odd[i][1], false);
+        test_product(&p, BT_DTYPE_BF16, odd[i][0], odd[i][1], false);
     }
-    test_product(p.cuda, 40, 300, true);
+    test_product(&p, BT_DTYPE_BF16, 40, 300, true);
+    for (int t = BT_DTYPE_Q4_0; t < BT_DTYPE_COUNT; t++) {
+        uint32_t block = bt_dtype_block_values((enum bt_dtype)t);
+        test_product(&p, (enum bt_dtype)t, 37, block == 32 ? 96 : 256, false);
+    }
+    test_product(&p, BT_DTYPE_Q8_0, 133, 4128, false);
+    test_product(&p, BT_DTYPE_G4, 40, 608, true);
+    test_together(p.cuda, false);
+    test_together(p.cuda, true);
     test_embed(p.cuda);
     test_experts(&p);
     test_others(p.cuda);

@@ -212,6 +212,7 @@ static void test_faults(struct cuda_ctx *c)
         [TILE_COPY_READ_EARLY] = "copy in flight",
         [TILE_COPY_NO_BARRIER] = "before the next barrier",
         [TILE_COPY_LEFT] = "ends while copies",
+        [TILE_NO_WARP_SYNC] = "before the next barrier",
         [TILE_ROW_ODD] = "16-byte aligned",
     };
 

@@ -59,12 +59,15 @@ struct emu_fibers *emu_stream_fibers(cudaStream_t s);
 void emu_barrier(void);
 /* All lanes of the warp come to these, or the emulation says who did not. */
 enum emu_warp_op {
+    EMU_SYNC,
     EMU_SHUFFLE,
     EMU_LOAD,
     EMU_LOAD_TRANSPOSED,
     EMU_MULTIPLY_BF16,
     EMU_MULTIPLY_F16
 };
+/* What lanes wrote to shared memory before, others may touch after. */
+void emu_warp_sync(void);
 /* The value of lane ^ mask. */
 uint32_t emu_shuffle_xor(uint32_t value, uint32_t mask);
 /* ldmatrix of four 8 x 8 matrices of 16 bits: row: shared memory, row lane % 8 of matrix lane / 8. */

@@ -35,15 +35,18 @@ struct emu_meeting {
 
 struct emu_warp {
     uint64_t phase;
+    uint64_t syncs; /* emu_warp_sync's */
     uint32_t arrived;
     enum emu_warp_op op; /* of those who have arrived */
     struct emu_meeting meetings[2];
 };
 
-/* Who touched a granule of shared memory, and between which barriers. */
+/* Who touched a granule of shared memory, and between which barriers: of the block, and of the thread's warp. */
 struct emu_granule {
     uint64_t written, read; /* the block's phase; 0: never */
-    uint32_t writer, reader;
+    uint64_t written_syncs, read_syncs;
+    uint32_t writer, reader; /* reader: or EMU_SEVERAL, of one warp if read_warp is one */
+    uint32_t read_warp;
     uint32_t copier; /* 1 + the thread whose copy into it is in flight; 0: none */
 };
 #define EMU_SEVERAL UINT32_MAX

@@ -27,6 +27,39 @@ static void check_still(const struct emu_granule *g)
     }
 }
 
+/* Whether the running thread's warp has met since `syncs` of that warp. */
+static bool met_since(uint32_t warp, uint64_t syncs)
+{
+    return warp == emu_now->running / EMU_WARP && emu_now->warps[warp].syncs != syncs;
+}
+
+static bool writes_meet(const struct emu_granule *g)
+{
+    return g->written == emu_now->phase && g->writer != emu_now->running &&
+           !met_since(g->writer / EMU_WARP, g->written_syncs);
+}
+
+static bool reads_meet(const struct emu_granule *g)
+{
+    return g->read == emu_now->phase && g->reader != emu_now->running &&
+           !met_since(g->read_warp, g->read_syncs);
+}
+
+static void note_read(struct emu_granule *g)
+{
+    uint32_t warp = emu_now->running / EMU_WARP;
+
+    if (reads_meet(g)) {
+        g->read_warp = g->read_warp == warp ? warp : EMU_SEVERAL;
+        g->reader = EMU_SEVERAL;
+    } else if (g->read != emu_now->phase || g->reader != EMU_SEVERAL || g->read_warp == warp) {
+        g->read_warp = warp;
+        g->reader = emu_now->running;
+    }
+    g->read = emu_now->phase;
+    g->read_syncs = emu_now->warps[warp].syncs;
+}
+
 void emu_shared_read(const void *p, size_t bytes)
 {
     size_t n;
@@ -37,14 +70,11 @@ void emu_shared_read(const void *p, size_t bytes)
         if (g[i].written < emu_now->block_phase) {
             emu_broken(emu_now->running, "reads shared memory that no thread has written");
         }
-        if (g[i].written == emu_now->phase && g[i].writer != emu_now->running) {
+        if (writes_meet(&g[i])) {
             emu_broken(emu_now->running,
                        "reads what another thread writes before the next barrier");
         }
-        g[i].reader = g[i].read == emu_now->phase && g[i].reader != emu_now->running
-                          ? EMU_SEVERAL
-                          : emu_now->running;
-        g[i].read = emu_now->phase;
+        note_read(&g[i]);
     }
 }
 
@@ -55,16 +85,17 @@ void emu_shared_write(const void *p, size_t bytes)
 
     for (size_t i = 0; i < n; i++) {
         check_still(&g[i]);
-        if (g[i].written == emu_now->phase && g[i].writer != emu_now->running) {
+        if (writes_meet(&g[i])) {
             emu_broken(emu_now->running,
                        "writes what another thread writes before the next barrier");
         }
-        if (g[i].read == emu_now->phase && g[i].reader != emu_now->running) {
+        if (reads_meet(&g[i])) {
             emu_broken(emu_now->running,
                        "writes what another thread reads before the next barrier");
         }
         g[i].writer = emu_now->running;
         g[i].written = emu_now->phase;
+        g[i].written_syncs = emu_now->warps[emu_now->running / EMU_WARP].syncs;
     }
 }
 

@@ -35,6 +35,23 @@ static const struct emu_meeting *meet(enum emu_warp_op op, const uint32_t *in, u
     return m;
 }
 
+static void nothing(struct emu_meeting *m)
+{
+    (void)m;
+}
+
+void emu_warp_sync(void)
+{
+    const uint32_t in[1] = {0};
+    struct emu_warp *w = &emu_now->warps[emu_now->running / EMU_WARP];
+    bool last = w->arrived == EMU_WARP - 1;
+
+    if (last) {
+        w->syncs++; /* before any lane goes on */
+    }
+    (void)meet(EMU_SYNC, in, 1, nothing);
+}
+
 static void shuffle(struct emu_meeting *m)
 {
     for (uint32_t l = 0; l < EMU_WARP; l++) {
@@ -50,11 +67,6 @@ uint32_t emu_shuffle_xor(uint32_t value, uint32_t mask)
     return meet(EMU_SHUFFLE, in, 2, shuffle)->out[lane][0];
 }
 
-static void addresses(struct emu_meeting *m)
-{
-    (void)m; /* each lane reads its words itself */
-}
-
 void emu_load_matrices(const void *row, bool transposed, uint32_t out[4])
 {
     uint32_t in[2], lane = emu_now->running % EMU_WARP;
@@ -62,8 +74,8 @@ void emu_load_matrices(const void *row, bool transposed, uint32_t out[4])
 
     in[0] = (uint32_t)at;
     in[1] = (uint32_t)(at >> 32);
-    const struct emu_meeting *m =
-        meet(transposed ? EMU_LOAD_TRANSPOSED : EMU_LOAD, in, 2, addresses);
+    const struct emu_meeting *m = meet(transposed ? EMU_LOAD_TRANSPOSED : EMU_LOAD, in, 2,
+                                       nothing); /* each lane reads its words itself */
     for (uint32_t i = 0; i < 4; i++) {
         uint16_t half[2];
         for (uint32_t j = 0; j < 2; j++) {
