@@ -5,6 +5,10 @@
 
 #include <stdatomic.h>
 #include <string.h>
+#include <sys/mman.h>
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
 #include "base/mem.h"
 
 #define PUT_BYTES (size_t)(256U * 1024) /* handed over at once: within the second-level cache */
@@ -40,43 +44,69 @@ static uint32_t group_shift(const struct bt_k_weight_desc *d)
 struct pack {
     uint8_t *out;
     const uint8_t *rows[CPU_PANEL];
+    const uint8_t *next; /* the rows of the panel that comes after this, in one piece; or NULL */
     uint32_t n_cols;
+    bool stream; /* out, on 16 bytes, is not looked at soon: past the caches where that can be */
 };
 
-typedef uint32_t words4 __attribute__((vector_size(16)));
-
-/* n words (a multiple of 4) of 4 columns, in[i] being column c + i: they meet in out[n][16]. flip: bits to turn. */
-static void put_columns4(uint8_t *out, const uint8_t *const in[4], uint32_t n, uint32_t flip)
+/* Reads ahead: what lies in the next panel where bytes [at, at + n) of these columns lie. Sixteen rows in step are more than
+ * the hardware follows. */
+static inline void fetch_next(const struct pack *p, size_t at, size_t n)
 {
-    for (uint32_t w = 0; w < n; w += 4) {
-        words4 r[4];
-        for (int i = 0; i < 4; i++) {
-            memcpy(&r[i], in[i] + (size_t)w * 4, sizeof(r[i]));
-            r[i] ^= flip;
-        }
-        words4 low01 = __builtin_shufflevector(r[0], r[1], 0, 4, 1, 5),
-               low23 = __builtin_shufflevector(r[2], r[3], 0, 4, 1, 5),
-               high01 = __builtin_shufflevector(r[0], r[1], 2, 6, 3, 7),
-               high23 = __builtin_shufflevector(r[2], r[3], 2, 6, 3, 7);
-        r[0] = __builtin_shufflevector(low01, low23, 0, 1, 4, 5);
-        r[1] = __builtin_shufflevector(low01, low23, 2, 3, 6, 7);
-        r[2] = __builtin_shufflevector(high01, high23, 0, 1, 4, 5);
-        r[3] = __builtin_shufflevector(high01, high23, 2, 3, 6, 7);
-        for (uint32_t i = 0; i < 4; i++) {
-            memcpy(out + (size_t)(w + i) * 64, &r[i], sizeof(r[i]));
-        }
+    for (size_t i = CPU_PANEL * at; p->next != NULL && i < CPU_PANEL * (at + n); i += 64) {
+        __builtin_prefetch(p->next + i, 0, 2);
     }
 }
 
-/* n 32-bit words of every column, from byte `at` of its row on, to out[n][16]. */
-static void put_words(const struct pack *p, uint8_t *out, size_t at, uint32_t n, uint32_t flip)
+typedef uint32_t words4 __attribute__((vector_size(16)));
+
+static inline void put_16(uint8_t *out, words4 v, bool stream)
+{
+#if defined(__x86_64__)
+    if (stream) {
+        _mm_stream_si128((__m128i *)(void *)out, (__m128i)v);
+        return;
+    }
+#endif
+    (void)stream;
+    memcpy(out, &v, sizeof(v));
+}
+
+/* 4 words of 4 columns, from byte `at` of their rows on: they meet in out[4][16]. flip: bits to turn. */
+static inline void put_4x4(uint8_t *out, const uint8_t *const rows[4], size_t at, uint32_t flip,
+                           bool stream)
+{
+    words4 r[4];
+    for (int i = 0; i < 4; i++) {
+        memcpy(&r[i], rows[i] + at, sizeof(r[i]));
+        r[i] ^= flip;
+    }
+    words4 low01 = __builtin_shufflevector(r[0], r[1], 0, 4, 1, 5),
+           low23 = __builtin_shufflevector(r[2], r[3], 0, 4, 1, 5),
+           high01 = __builtin_shufflevector(r[0], r[1], 2, 6, 3, 7),
+           high23 = __builtin_shufflevector(r[2], r[3], 2, 6, 3, 7);
+    r[0] = __builtin_shufflevector(low01, low23, 0, 1, 4, 5);
+    r[1] = __builtin_shufflevector(low01, low23, 2, 3, 6, 7);
+    r[2] = __builtin_shufflevector(high01, high23, 0, 1, 4, 5);
+    r[3] = __builtin_shufflevector(high01, high23, 2, 3, 6, 7);
+    for (uint32_t i = 0; i < 4; i++) {
+        put_16(out + (size_t)i * 64, r[i], stream);
+    }
+}
+
+/* n 32-bit words of every column, from byte `at` of its row on, to out[n][16]. stream: out lies on 16 bytes. */
+static inline void put_words(const struct pack *p, uint8_t *out, size_t at, uint32_t n,
+                             uint32_t flip, bool stream)
 {
     uint32_t c = 0;
 
-    for (; c < CPU_PANEL && n % 4 == 0 && p->rows[c + 3] != NULL; c += 4) {
-        const uint8_t *const in[4] = {p->rows[c] + at, p->rows[c + 1] + at, p->rows[c + 2] + at,
-                                      p->rows[c + 3] + at};
-        put_columns4(out + (size_t)c * 4, in, n, flip);
+    if (n % 4 == 0 && p->rows[CPU_PANEL - 1] != NULL) {
+        for (uint32_t w = 0; w < n; w += 4) { /* whole lines of out, one after the other */
+            for (c = 0; c < CPU_PANEL; c += 4) {
+                put_4x4(out + (size_t)w * 64 + (size_t)c * 4, p->rows + c, at + (size_t)w * 4, flip,
+                        stream);
+            }
+        }
     }
     for (; c < CPU_PANEL && p->rows[c] != NULL; c++) {
         for (uint32_t w = 0; w < n; w++) {
@@ -92,7 +122,14 @@ static void put_words(const struct pack *p, uint8_t *out, size_t at, uint32_t n,
 static void pack_words(const struct pack *p, uint32_t n)
 {
     for (uint32_t w = 0; w < n; w += 16) {
-        put_words(p, p->out + (size_t)w * 64, (size_t)w * 4, n - w < 16 ? n - w : 16, 0);
+        const uint32_t some = n - w < 16 ? n - w : 16;
+        uint8_t *out = p->out + (size_t)w * 64;
+        fetch_next(p, (size_t)w * 4, (size_t)some * 4);
+        if (p->stream) {
+            put_words(p, out, (size_t)w * 4, some, 0, true);
+        } else {
+            put_words(p, out, (size_t)w * 4, some, 0, false);
+        }
     }
 }
 
@@ -100,6 +137,7 @@ static void pack_f16(const struct pack *p)
 {
     for (uint32_t k0 = 0; k0 < p->n_cols; k0 += CPU_BLOCK) {
         uint32_t k1 = p->n_cols - k0 < CPU_BLOCK ? p->n_cols : k0 + CPU_BLOCK;
+        fetch_next(p, (size_t)k0 * 2, (size_t)(k1 - k0) * 2);
         for (uint32_t c = 0; c < CPU_PANEL && p->rows[c] != NULL; c++) {
             for (uint32_t k = k0; k < k1; k++) {
                 memcpy(p->out + ((size_t)k * CPU_PANEL + c) * 2, p->rows[c] + (size_t)k * 2, 2);
@@ -158,7 +196,8 @@ static void pack_q4(const struct pack *p, uint32_t n_scales, bool high)
 
     for (uint32_t b = 0; b < p->n_cols / CPU_BLOCK; b++) {
         uint8_t *out = p->out + b * out_bytes;
-        put_words(p, out + (size_t)n_scales * 32, b * in_bytes + q_at, 4, 0);
+        fetch_next(p, b * in_bytes, in_bytes);
+        put_words(p, out + (size_t)n_scales * 32, b * in_bytes + q_at, 4, 0, false);
         for (uint32_t c = 0; c < CPU_PANEL && p->rows[c] != NULL; c++) {
             const uint8_t *in = p->rows[c] + b * in_bytes;
             for (uint32_t s = 0; s < n_scales; s++) {
@@ -196,6 +235,7 @@ static void pack_grouped(const struct pack *p, enum bt_dtype dtype, uint32_t shi
     for (uint32_t b = 0; b < p->n_cols / CPU_BLOCK; b++) {
         uint8_t *head = p->out + cpu_group_at(dtype, shift, b),
                 *out = p->out + cpu_grouped_at(dtype, shift, b);
+        fetch_next(p, b * in_bytes, in_bytes);
         for (uint32_t c = 0; c < CPU_PANEL && p->rows[c] != NULL; c++) {
             const uint8_t *in = p->rows[c] + b * in_bytes;
             memcpy(head + c * 4, in, 4);
@@ -209,7 +249,8 @@ static void pack_q8_0(const struct pack *p)
 {
     for (uint32_t b = 0; b < p->n_cols / CPU_BLOCK; b++) {
         uint8_t *out = p->out + (size_t)b * 544;
-        put_words(p, out + 32, (size_t)b * 34 + 2, 8, 0x80808080U); /* + 128 in each byte */
+        fetch_next(p, (size_t)b * 34, 34);
+        put_words(p, out + 32, (size_t)b * 34 + 2, 8, 0x80808080U, false); /* + 128 in each byte */
         for (uint32_t c = 0; c < CPU_PANEL && p->rows[c] != NULL; c++) {
             memcpy(out + c * 2, p->rows[c] + (size_t)b * 34, 2);
         }
@@ -313,6 +354,7 @@ static void pack_super(const struct pack *p, enum bt_dtype dtype)
                  out_bytes = cpu_block_bytes(dtype) * (CPU_SUPER / CPU_BLOCK);
 
     for (uint32_t b = 0; b < p->n_cols / CPU_SUPER; b++) {
+        fetch_next(p, b * in_bytes, in_bytes);
         for (uint32_t c = 0; c < CPU_PANEL && p->rows[c] != NULL; c++) {
             columns[dtype](p->out + b * out_bytes, p->rows[c] + b * in_bytes, c);
         }
@@ -363,26 +405,61 @@ struct pack_run {
     _Atomic int failed; /* an enum bt_status */
 };
 
-/* out: zeroed, panel_bytes. */
-static void pack_one(const struct pack_run *run, uint32_t panel, uint8_t *out)
+/* The rows of a panel and of those behind it. */
+static const uint8_t *raw_panel(const struct pack_run *run, uint32_t panel)
+{
+    return (const uint8_t *)run->desc->data + (size_t)panel * CPU_PANEL * run->w->raw_row_bytes;
+}
+
+/* out: zeroed, panel_bytes. more: a whole panel comes after this one. */
+static void pack_one(const struct pack_run *run, uint32_t panel, uint8_t *out, bool more,
+                     bool stream)
 {
     const struct cpu_weight *w = run->w;
-    struct pack p = {.out = out, .n_cols = w->n_cols};
+    struct pack p = {.out = out,
+                     .n_cols = w->n_cols,
+                     .next = more ? raw_panel(run, panel + 1) : NULL,
+                     .stream = stream};
 
     for (uint32_t c = 0; c < CPU_PANEL && panel * CPU_PANEL + c < w->n_rows; c++) {
-        p.rows[c] =
-            (const uint8_t *)run->desc->data + (size_t)(panel * CPU_PANEL + c) * w->raw_row_bytes;
+        p.rows[c] = raw_panel(run, panel) + c * w->raw_row_bytes;
     }
     pack_panel(&p, w);
+}
+
+static size_t raw_bytes(const struct pack_run *run, uint32_t first, uint32_t last)
+{
+    const size_t from = (size_t)first * CPU_PANEL, to = (size_t)last * CPU_PANEL;
+
+    return ((to < run->w->n_rows ? to : run->w->n_rows) - from) * run->w->raw_row_bytes;
+}
+
+/* Rows of a mapped file: all of their pages at once, so that they can be fetched ahead; of other memory: nothing. */
+static void touch_rows(const struct pack_run *run, uint32_t first, uint32_t last)
+{
+#ifdef MADV_POPULATE_READ
+    const uintptr_t page = 4096, at = (uintptr_t)raw_panel(run, first), from = at & ~(page - 1);
+
+    /* an older kernel: one by one */
+    (void)madvise((void *)from, at - from + raw_bytes(run, first, last), MADV_POPULATE_READ);
+#else
+    (void)run;
+    (void)first;
+    (void)last;
+#endif
 }
 
 static void pack_range(void *arg, uint32_t first, uint32_t last)
 {
     const struct pack_run *run = arg;
 
+    touch_rows(run, first, last);
     for (uint32_t panel = first; panel < last; panel++) {
-        pack_one(run, panel, run->w->packed + panel * run->w->panel_bytes);
+        pack_one(run, panel, run->w->packed + panel * run->w->panel_bytes, panel + 2 < last, true);
     }
+#if defined(__x86_64__)
+    _mm_sfence();
+#endif
 }
 
 /* By way of memory of its own that stays in the caches, some panels at a time. */
@@ -398,7 +475,7 @@ static void pack_and_put(void *arg, uint32_t first, uint32_t last)
         const uint32_t n = last - at < step ? last - at : step;
         memset(panels, 0, n * bytes);
         for (uint32_t i = 0; i < n; i++) {
-            pack_one(run, at + i, panels + i * bytes);
+            pack_one(run, at + i, panels + i * bytes, at + i + 2 < last, false);
         }
         if (!run->desc->put(run->desc->put_arg, at * bytes, panels, n * bytes)) {
             atomic_store(&run->failed, BT_ERR_IO);
@@ -423,7 +500,7 @@ static enum bt_status check_ready(const struct pack_run *run, struct bt_err *err
     }
     for (uint32_t i = 0; i < 2 && same; i++) {
         memset(fresh, 0, w->panel_bytes);
-        pack_one(run, samples[i], fresh);
+        pack_one(run, samples[i], fresh, false, false);
         same = memcmp(fresh, w->packed + samples[i] * w->panel_bytes, w->panel_bytes) == 0;
     }
     bt_free(fresh);
