@@ -3,7 +3,7 @@
 
 /* Products of many rows by cuBLASLt: what the backend adds for its classes "cuda-cublas" and "cuda-cublas-tf32".
  *
- * They are cuda-bf16 (cuda_int.h) but for bt_k_gemm:
+ * They are cuda-bf16 (cuda_int.h) but for experts with weights in blocks, which are as in cuda-f32, and for bt_k_gemm:
  *  - of more than CUDA_BLAS_FEW rows, with weights in blocks of more than CUDA_BLAS_FEW_BLOCKS: cuBLASLt, sums in f32. Their
  *    order is the library's and changes with the number of rows, its version and the device: no *one answer*. x is rounded to
  *    the weight's type, to nearest even, in f16 at most to ±65504; blocks are made bf16, x too. F32 weights: nothing is
@@ -11,7 +11,7 @@
  *  - of fewer, with F32, F16 and BF16 weights: lane i of 32 takes the V values from k = V i, V i + 32 V, … on (V: what 16 bytes
  *    hold) one by one by fma, from +0; the lanes are added in order to +0; then + bias[n]. x is not rounded. One row or eight,
  *    the order is this.
- *  - of fewer, with weights in blocks or with an order of inputs: as cuda-bf16.
+ *  - of fewer, with weights in blocks: as cuda-f32; F32, F16 and BF16 weights with an order of inputs: as cuda-bf16.
  *  - where cuBLASLt has nothing for a shape: as if there were few rows.
  * F32, F16 and BF16 weights lie in device memory as in the file, rows padded to 32 values: the only copy, which cuBLASLt reads
  * as it is. Others are expanded into a workspace for each call. Everything is allocated when the context is made. */
