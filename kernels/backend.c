@@ -89,6 +89,11 @@ void bt_k_mover_destroy(struct bt_k_mover *m)
     }
 }
 
+void bt_k_mover_enter(struct bt_k_mover *m)
+{
+    m->ops->mover_enter(m);
+}
+
 uint8_t *bt_k_mover_slot(struct bt_k_mover *m, uint32_t slot)
 {
     return m->ops->mover_slot(m, slot);

@@ -163,6 +163,8 @@ enum bt_status bt_k_wait(struct bt_kctx *k, uint32_t mark) BT_NODISCARD;
 enum bt_status bt_k_mover_create(struct bt_kctx *k, size_t slot_bytes, uint32_t n_slots,
                                  struct bt_k_mover **out, struct bt_err *err) BT_NODISCARD;
 void bt_k_mover_destroy(struct bt_k_mover *m); /* waits for its copies */
+/* Makes the device current on the calling thread, for libraries that look for it there. */
+void bt_k_mover_enter(struct bt_k_mover *m);
 uint8_t *bt_k_mover_slot(struct bt_k_mover *m, uint32_t slot);
 /* Begins a copy of at most slot_bytes between a slot and dev; both are left alone until it is done. Copies are done in the order
  * in which they began. BT_ERR_DEVICE: logged. */

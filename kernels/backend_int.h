@@ -22,6 +22,7 @@ struct bt_backend_ops {
     enum bt_status (*mover_create)(struct bt_kctx *k, size_t slot_bytes, uint32_t n_slots,
                                    struct bt_k_mover **out, struct bt_err *err);
     void (*mover_destroy)(struct bt_k_mover *m);
+    void (*mover_enter)(struct bt_k_mover *m);
     uint8_t *(*mover_slot)(struct bt_k_mover *m, uint32_t slot);
     enum bt_status (*mover_start)(struct bt_k_mover *m, uint32_t slot, void *dev, size_t bytes,
                                   bool to_device);

@@ -8,6 +8,11 @@
 #define SLOTS_MIN   16U
 #define SLOTS_MAX   1024U
 
+static void enter(void *arg)
+{
+    bt_k_mover_enter(arg);
+}
+
 static uint8_t *slot(void *arg, uint32_t i)
 {
     return bt_k_mover_slot(arg, i);
@@ -38,6 +43,7 @@ enum bt_status bt_node_memory_start(struct bt_node *n, struct bt_engine *e, stru
     size_t slots = SLOTS_BYTES / s->slot_bytes;
 
     s->n_slots = slots < SLOTS_MIN ? SLOTS_MIN : slots > SLOTS_MAX ? SLOTS_MAX : (uint32_t)slots;
+    s->enter = enter;
     s->slot = slot;
     s->start = start;
     s->done = done;

@@ -231,10 +231,19 @@ static void drain(struct bt_xfer *x)
     x->ops->fini(x);
 }
 
+/* The wire and the stage may touch device memory from here on. */
+static void enter(struct bt_xfer *x)
+{
+    if (x->stage.o.enter != NULL) {
+        x->stage.o.enter(x->stage.o.arg);
+    }
+}
+
 static void *thread_main(void *arg)
 {
     struct bt_xfer *x = arg;
     bt_log_thread("xfer");
+    enter(x);
     bt_alloc_seal(&x->seal);
     while (!atomic_load(&x->stop)) {
         uint64_t deadline = 0;
@@ -377,6 +386,7 @@ enum bt_status bt_xfer_create(const struct bt_xfer_opts *opts, struct bt_xfer **
         goto err_memory;
     }
     x->now_ns = x->o.manual ? 0 : bt_clock_ns();
+    enter(x);
     st = x->ops->open(x, opts, err);
     if (st != BT_OK) {
         goto err_fd;

@@ -53,6 +53,8 @@ struct bt_xfer_stage {
     void *arg;
     size_t slot_bytes; /* no share is larger */
     uint32_t n_slots;  /* 2 or more */
+    void (*enter)(
+        void *arg); /* NULL, or: comes first on each thread, also where the wire is opened */
     uint8_t *(*slot)(void *arg, uint32_t slot);
     /* Begins a copy between a slot and device memory. Copies are done in the order of the calls. Not BT_OK: it failed. */
     enum bt_status (*start)(void *arg, uint32_t slot, void *device, size_t bytes, bool to_device);

@@ -145,8 +145,9 @@ void xfer_greet_welcome(struct bt_xfer *x, struct xfer_peer *p, const struct xfe
     p->state = PEER_TESTING;
     x->ops->describe(x, p, &t);
     p->want_rndv = t.rndv;
+    p->want_rndv_device = t.rndv_device;
     if (x->o.proto != BT_XFER_PROTO_AUTO) {
-        p->want_rndv = x->o.proto == BT_XFER_PROTO_RNDV;
+        p->want_rndv = p->want_rndv_device = x->o.proto == BT_XFER_PROTO_RNDV;
     }
     send_test_page(x, p);
 }

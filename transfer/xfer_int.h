@@ -134,7 +134,7 @@ struct xfer_peer {
     enum bt_status broken; /* set by the wire; acted on by the round */
     uint64_t born_ns, rx_ns, ping_ns, progress_ns, closing_ns;
     bool ping_in_flight;
-    bool want_rndv;
+    bool want_rndv, want_rndv_device;
     bool direct;               /* the wire takes and fills device memory, by rendezvous */
     size_t window_used;        /* share bytes in flight */
     uint32_t n_sends, n_recvs; /* in flight, of any kind */
@@ -196,7 +196,8 @@ enum xfer_take {
 /* What carries a connection. */
 struct xfer_transport {
     char text[200];    /* as in PEER_UP */
-    bool rndv;         /* under PROTO_AUTO shares go by rendezvous */
+    bool rndv;         /* under PROTO_AUTO shares in host memory go by rendezvous */
+    bool rndv_device;  /* likewise those in registered device memory */
     char warning[128]; /* why it is a poor choice, or "" */
 };
 

@@ -652,7 +652,7 @@ static void loop_describe(struct bt_xfer *x, struct xfer_peer *p, struct xfer_tr
 {
     (void)x;
     (void)p;
-    *t = (struct xfer_transport){.text = "loopback", .rndv = true};
+    *t = (struct xfer_transport){.text = "loopback", .rndv = true, .rndv_device = true};
 }
 
 static bool loop_frozen(struct bt_xfer *x)

@@ -72,7 +72,7 @@ static bool send_share(struct bt_xfer *x, struct xfer_peer *p, struct xfer_push 
     op->data = (const uint8_t *)pu->d.base + l * pu->d.layer_stride +
                pu->d.page_ids[k] * pu->d.page_stride;
     bool staged = xfer_stage_is_on(x);
-    if (staged && p->direct && p->want_rndv && !x->o.checksum) {
+    if (staged && p->direct && p->want_rndv_device && !x->o.checksum) {
         op->direct = true;
         staged = false;
     }

@@ -6,14 +6,16 @@
 #include <string.h>
 #include "transfer/xfer_int.h"
 
-/* Whether a transport reads remote memory by itself, so that rendezvous saves copies. TCP and shared memory do
- * not: there UCX would emulate a put, and a killed peer can take the survivor down with it. */
-static bool is_rdma(const char *name)
-{
-    static const char *const prefixes[] = {"rc", "dc", "ud", "gga", "cuda_ipc", "rocm_ipc", "gdr"};
+/* Transports that read remote memory by themselves, so that rendezvous saves copies: any memory, or only a device's. TCP and
+ * shared memory do not: there UCX would emulate a put, and a killed peer can take the survivor down with it. */
+static const char *const rdma[] = {"rc", "dc", "ud", "gga", NULL};
+static const char *const device_rdma[] = {"rc",       "dc",       "ud",  "gga",
+                                          "cuda_ipc", "rocm_ipc", "gdr", NULL};
 
-    for (size_t i = 0; i < sizeof(prefixes) / sizeof(prefixes[0]); i++) {
-        if (strncmp(name, prefixes[i], strlen(prefixes[i])) == 0) {
+static bool is_one_of(const char *name, const char *const *prefixes)
+{
+    for (; *prefixes != NULL; prefixes++) {
+        if (strncmp(name, *prefixes, strlen(*prefixes)) == 0) {
             return true;
         }
     }
@@ -43,11 +45,12 @@ void xfer_transport_judge(struct xfer_transport *t, const char *rdma_folder)
     bool only_tcp = t->text[0] != '\0';
     char device[64];
 
-    t->rndv = false;
+    t->rndv = t->rndv_device = false;
     t->warning[0] = '\0';
     for (const char *at = t->text; at != NULL && *at != '\0'; at = strchr(at, '+')) {
         at += *at == '+';
-        t->rndv = t->rndv || is_rdma(at);
+        t->rndv = t->rndv || is_one_of(at, rdma);
+        t->rndv_device = t->rndv_device || is_one_of(at, device_rdma);
         only_tcp = only_tcp && strncmp(at, "tcp", 3) == 0;
     }
     if (only_tcp && find_rdma_device(rdma_folder, device, sizeof(device))) {

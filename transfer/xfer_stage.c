@@ -122,20 +122,21 @@ void xfer_stage_put(struct bt_xfer *x, struct xfer_op *op)
     }
 }
 
-/* The next one that has no slot takes one. */
-static void serve_waiting(struct bt_xfer *x)
+/* The next one that has no slot takes one. false: none does. */
+static bool serve_waiting(struct bt_xfer *x)
 {
     struct xfer_stage *s = &x->stage;
     struct xfer_op *op = STAILQ_FIRST(&s->waiting);
 
     if (op == NULL || !take_slot(s, op)) {
-        return;
+        return false;
     }
     STAILQ_REMOVE_HEAD(&s->waiting, link);
     memcpy((uint8_t *)(uintptr_t)op->data, op->spare, op->bytes); /* a slot, ours */
     bt_slab_put(&s->spare, op->spare);
     op->spare = NULL;
     start(x, op);
+    return true;
 }
 
 /* A page is in its slot, or in its place. */
@@ -171,10 +172,10 @@ bool xfer_stage_step(struct bt_xfer *x)
             break;
         }
         STAILQ_REMOVE_HEAD(&s->moving, link);
-        x->st.staged_bytes += op->bytes;
+        x->st.staged_bytes += st == BT_OK ? op->bytes : 0;
         moved(x, op, st);
-        serve_waiting(x);
+        (void)serve_waiting(x);
     }
-    serve_waiting(x);
-    return true;
+    /* Those that wait for slots which the wire holds wait for the wire. */
+    return serve_waiting(x) || !STAILQ_EMPTY(&s->moving);
 }

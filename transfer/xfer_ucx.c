@@ -398,7 +398,7 @@ static void on_sent(void *request, ucs_status_t us, void *arg)
 static void ucx_send(struct bt_xfer *x, struct xfer_peer *p, struct xfer_op *op)
 {
     struct ucx_conn *c = p->conn;
-    bool rndv = p->want_rndv && (op->push != NULL || op->is_test);
+    bool rndv = op->direct || (p->want_rndv && (op->push != NULL || op->is_test));
     ucp_request_param_t rp = {
         .op_attr_mask =
             UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,

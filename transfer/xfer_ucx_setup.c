@@ -191,6 +191,8 @@ static enum bt_status context_init(struct bt_xfer *x, struct ucx_context *c,
         {"AF_PRIO", "inet6,inet"},
         {"TCP_AF_PRIO", "inet6,inet"},
     };
+    /* The receiver reads: a put of a peer that wakes late would find a page that is another's by now. */
+    static const char *const direct_settings[][2] = {{"RNDV_SCHEME", "get_zcopy"}};
     char device[IFNAMSIZ];
     const char *const local_settings[][2] = {{"NET_DEVICES", device}};
     const char *list = ch->list;
@@ -203,6 +205,9 @@ static enum bt_status context_init(struct bt_xfer *x, struct ucx_context *c,
     config_ports(config, &x->o);
     if (ch->local && loopback_device(device)) {
         config_try(config, local_settings, 1);
+    }
+    if (x->direct) {
+        config_try(config, direct_settings, 1);
     }
     if (ch->v6) {
         config_try(config, v6_settings, sizeof(v6_settings) / sizeof(v6_settings[0]));

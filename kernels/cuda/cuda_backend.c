@@ -71,6 +71,7 @@ static void *cuda_alloc(struct bt_kctx *k, size_t bytes)
 
     cuda_begin(c);
     if (cudaMalloc(&p, bytes > 0 ? bytes : 1) != cudaSuccess) {
+        (void)cudaGetLastError(); /* it would be taken for that of the next call */
         return NULL;
     }
     /* It may be written from elsewhere as soon as it is handed out. */
@@ -203,6 +204,7 @@ static const struct bt_backend_ops cuda_ops = {
     .wait = cuda_wait,
     .mover_create = cuda_mover_create,
     .mover_destroy = cuda_mover_destroy,
+    .mover_enter = cuda_mover_enter,
     .mover_slot = cuda_mover_slot,
     .mover_start = cuda_mover_start,
     .mover_done = cuda_mover_done,

@@ -272,6 +272,7 @@ void cuda_store_run(struct cuda_ctx *c, const struct cuda_store *s);
 enum bt_status cuda_mover_create(struct bt_kctx *k, size_t slot_bytes, uint32_t n_slots,
                                  struct bt_k_mover **out, struct bt_err *err);
 void cuda_mover_destroy(struct bt_k_mover *m);
+void cuda_mover_enter(struct bt_k_mover *m);
 uint8_t *cuda_mover_slot(struct bt_k_mover *m, uint32_t slot);
 enum bt_status cuda_mover_start(struct bt_k_mover *m, uint32_t slot, void *dev, size_t bytes,
                                 bool to_device);

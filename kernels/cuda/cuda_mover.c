@@ -102,6 +102,11 @@ enum bt_status cuda_mover_create(struct bt_kctx *k, size_t slot_bytes, uint32_t 
     return BT_OK;
 }
 
+void cuda_mover_enter(struct bt_k_mover *mover)
+{
+    enter(mover_of(mover));
+}
+
 uint8_t *cuda_mover_slot(struct bt_k_mover *mover, uint32_t slot)
 {
     return mover_of(mover)->slots + slot * mover_of(mover)->slot_bytes;
@@ -133,6 +138,7 @@ enum bt_status cuda_mover_done(struct bt_k_mover *mover, uint32_t slot, bool wai
     enter(m);
     cudaError_t e = wait ? cudaEventSynchronize(m->moved[slot]) : cudaEventQuery(m->moved[slot]);
     if (e == cudaErrorNotReady) {
+        (void)cudaGetLastError(); /* it would be taken for that of the next call */
         return BT_ERR_BUSY;
     }
     return ok(m, e, "copy of a KV page") ? BT_OK : BT_ERR_DEVICE;

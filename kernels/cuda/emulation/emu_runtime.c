@@ -73,10 +73,13 @@ struct emu_counts emu_counts(void)
     return c;
 }
 
+static _Thread_local cudaError_t last_error; /* until somebody asks */
+
 static cudaError_t leave(cudaError_t e)
 {
     emu_memory_close();
     pthread_mutex_unlock(&mutex);
+    last_error = e != cudaSuccess ? e : last_error;
     return e;
 }
 
@@ -196,7 +199,10 @@ const char *cudaGetErrorString(cudaError_t e)
 
 cudaError_t cudaGetLastError(void)
 {
-    return cudaSuccess;
+    cudaError_t e = last_error;
+
+    last_error = cudaSuccess;
+    return e;
 }
 
 /* ---- memory ---- */

@@ -38,7 +38,9 @@ int main(void)
     CHECK_STR(judge("sysv/memory", with).warning, "");
     CHECK_STR(judge("", with).warning, "");
 
-    CHECK(judge("rc_mlx5/mlx5_0:1", with).rndv);
+    CHECK(judge("rc_mlx5/mlx5_0:1", with).rndv && judge("rc_mlx5/mlx5_0:1", with).rndv_device);
+    CHECK(!judge("sysv/memory+cuda_ipc/cuda", with).rndv); /* a slot would go by an emulated put */
+    CHECK(judge("sysv/memory+cuda_ipc/cuda", with).rndv_device);
     CHECK(judge("tcp/eth0+dc_mlx5/mlx5_0:1", with).rndv);
     CHECK(!judge("tcp/eth0", with).rndv);
     CHECK(!judge("sysv/memory", with).rndv);

@@ -47,6 +47,14 @@ struct fake_device {
     uint64_t n_copies;
 };
 
+/* As CUDA's current device: a thread has it or not. */
+static _Thread_local const void *fake_current;
+
+static inline void fake_enter(void *arg)
+{
+    fake_current = arg;
+}
+
 static inline uint8_t *fake_slot(void *arg, uint32_t slot)
 {
     struct fake_device *d = arg;
@@ -57,7 +65,7 @@ static inline enum bt_status fake_start(void *arg, uint32_t slot, void *device, 
                                         bool to_device)
 {
     struct fake_device *d = arg;
-    if (bytes > d->slot_bytes || d->copy[slot].going) {
+    if (bytes > d->slot_bytes || d->copy[slot].going || fake_current == NULL) {
         abort();
     }
     d->copy[slot].device = device;
@@ -126,7 +134,8 @@ static inline void side_start(struct side *s, const struct world *w, struct bt_x
         s->device->slot_bytes = 1 << 20;
         s->device->slots = malloc(STAGE_SLOTS * s->device->slot_bytes);
         stage = (struct bt_xfer_stage){
-            s->device, s->device->slot_bytes, STAGE_SLOTS, fake_slot, fake_start, fake_done};
+            s->device, s->device->slot_bytes, STAGE_SLOTS, fake_enter, fake_slot, fake_start,
+            fake_done};
         o->stage = &stage;
     }
     if (w->direct) {
