@@ -134,6 +134,7 @@ static void fill_batch(struct bt_engine *e, struct bt_model_batch *mb)
                                   .arg = e};
     /* Others wait for its pages, or a cancel shall find it between two layers. */
     e->paced = e->plan.n_prefill_tokens > 0 || any_held(e);
+    mb->paced = e->paced;
     e->n_marked = e->n_told = 0;
     for (uint32_t i = 0; i < e->plan.n_spans; i++) {
         const struct bt_batch_span *sp = &e->plan.spans[i];

@@ -73,6 +73,25 @@ enum bt_status bt_k_wait(struct bt_kctx *k, uint32_t mark)
     return k->ops->wait != NULL ? k->ops->wait(k, mark) : BT_OK;
 }
 
+uint32_t bt_k_step_begin(struct bt_kctx *k, const struct bt_k_step *s)
+{
+    BT_ASSERT(s->n_rows > 0 && s->n_rows <= s->rows_max);
+    return k->ops->step_begin != NULL ? k->ops->step_begin(k, s) : 0;
+}
+
+enum bt_status bt_k_step_end(struct bt_kctx *k, bool keep)
+{
+    BT_ASSERT(k->ops->step_end != NULL);
+    return k->ops->step_end(k, keep);
+}
+
+void bt_k_step_forget(struct bt_kctx *k, const void *owner)
+{
+    if (k->ops->step_forget != NULL) {
+        k->ops->step_forget(k, owner);
+    }
+}
+
 enum bt_status bt_k_mover_create(struct bt_kctx *k, size_t slot_bytes, uint32_t n_slots,
                                  struct bt_k_mover **out, struct bt_err *err)
 {

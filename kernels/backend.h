@@ -156,6 +156,25 @@ enum bt_status bt_k_sync(struct bt_kctx *k) BT_NODISCARD; /* device faults surfa
 uint32_t bt_k_mark(struct bt_kctx *k);
 enum bt_status bt_k_wait(struct bt_kctx *k, uint32_t mark) BT_NODISCARD;
 
+/* A step: a pass over rows that are one token of one sequence each, as in decode, which a backend may keep and run again. Between begin
+ * and end the calls of such a pass are made, bt_k_read, bt_k_write, bt_k_copy, bt_k_sync and bt_k_wait excepted; what the
+ * host's pointers show does not change, and is the only thing that may differ between two steps of the same owner, memory and
+ * number of rows. Nothing is computed before the end. */
+struct bt_k_step {
+    const void *owner; /* names whatever else decides the calls: the model and its activations */
+    const void *kv;    /* device: the pool */
+    uint32_t n_rows, rows_max;
+    uint32_t pos_max; /* the largest position */
+    uint32_t n_heads, n_kv_heads, head_dim, page_tokens;
+};
+/* Returns for how many rows the calls are to be made, n_rows … rows_max: the caller repeats its last row as often as is missing.
+ * 0: no steps here, now: the calls do what they always do, and there is no end. */
+uint32_t bt_k_step_begin(struct bt_kctx *k, const struct bt_k_step *s);
+/* keep false: the calls are to be as if not made. BT_ERR_BUSY: so they are (with keep because they differ from those of the step
+ * that was kept): begin again. BT_ERR_DEVICE, BT_ERR_NOMEM. */
+enum bt_status bt_k_step_end(struct bt_kctx *k, bool keep) BT_NODISCARD;
+void bt_k_step_forget(struct bt_kctx *k, const void *owner); /* before its memory goes */
+
 /* A mover copies between device memory that the host cannot reach (bt_k_host: NULL) and its slots, blocks of host memory that
  * the device reads and writes by itself. It has a stream of its own: the context computes meanwhile, and no order holds
  * between the two; callers know what is done. After create it belongs to one thread, any; the context outlives it.

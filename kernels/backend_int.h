@@ -18,6 +18,10 @@ struct bt_backend_ops {
     /* Both NULL: calls are done when they return. */
     uint32_t (*mark)(struct bt_kctx *k);
     enum bt_status (*wait)(struct bt_kctx *k, uint32_t mark);
+    /* All NULL: no steps. */
+    uint32_t (*step_begin)(struct bt_kctx *k, const struct bt_k_step *s);
+    enum bt_status (*step_end)(struct bt_kctx *k, bool keep);
+    void (*step_forget)(struct bt_kctx *k, const void *owner);
     /* NULL: no mover. The others are there with it. */
     enum bt_status (*mover_create)(struct bt_kctx *k, size_t slot_bytes, uint32_t n_slots,
                                    struct bt_k_mover **out, struct bt_err *err);

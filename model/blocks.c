@@ -65,12 +65,12 @@ void bt_block_attention(struct bt_pass *p, uint32_t layer)
                          .n_kv_heads = c->n_kv_heads,
                          .head_dim = c->head_dim,
                          .dtype = p->kv->dtype};
-    bt_k_kv_store(p->k, &kv, key, ws->qkv_width, value, ws->qkv_width, spans, p->batch->n_spans);
+    bt_k_kv_store(p->k, &kv, key, ws->qkv_width, value, ws->qkv_width, spans, p->n_spans);
     if (p->batch->layer_done != NULL && !p->batch->layer_done(p->batch->arg, layer)) {
         p->stopped = p->cancelled = true;
         return;
     }
-    if (layer + 1 == c->n_layers && p->batch->n_out == 0) {
+    if (layer + 1 == c->n_layers && p->n_out == 0) {
         p->stopped = true; /* a chunk inside a prompt: the cache is all that it leaves */
         return;
     }
@@ -82,7 +82,7 @@ void bt_block_attention(struct bt_pass *p, uint32_t layer)
                           .scale = c->attn_scale,
                           .softcap = c->attn_softcap,
                           .window = l->window};
-    bt_k_attention(p->k, &a, &kv, spans, p->batch->n_spans);
+    bt_k_attention(p->k, &a, &kv, spans, p->n_spans);
     linear(p, ws->o, c->dim, ws->attn, q_width, &l->o);
 }
 

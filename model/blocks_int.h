@@ -25,6 +25,7 @@ struct bt_model_ws {
     /* host */
     float *cos[BT_ROPES_MAX], *sin[BT_ROPES_MAX]; /* [max_tokens, n_pairs] */
     struct bt_k_span *spans;                      /* [n_groups, max_tokens] */
+    uint32_t *tokens, *out_rows;                  /* [max_tokens], [max_out]: of a step */
 };
 
 struct bt_pass {
@@ -33,7 +34,9 @@ struct bt_pass {
     struct bt_kctx *k;
     const struct bt_model_kv *kv;
     const struct bt_model_batch *batch;
-    uint32_t n;     /* rows */
+    uint32_t n;              /* rows */
+    uint32_t n_spans, n_out; /* as computed: a step repeats its last row */
+    const uint32_t *tokens, *out_rows;
     bool stopped;   /* the layer in hand is the last thing done */
     bool cancelled; /* … because layer_done said so */
 };

@@ -66,7 +66,9 @@ static bool alloc_device(struct bt_model_ws *ws, const struct bt_model *m)
 static bool alloc_host(struct bt_model_ws *ws, const struct bt_model *m)
 {
     ws->spans = bt_calloc((size_t)ws->max_tokens * m->info.n_groups, sizeof(*ws->spans));
-    bool ok = ws->spans != NULL;
+    ws->tokens = bt_calloc(ws->max_tokens, sizeof(*ws->tokens));
+    ws->out_rows = bt_calloc(ws->max_out, sizeof(*ws->out_rows));
+    bool ok = ws->spans != NULL && ws->tokens != NULL && ws->out_rows != NULL;
 
     for (uint32_t i = 0; i < m->config.n_ropes; i++) {
         size_t row = m->ropes[i].n_pairs * sizeof(float);
@@ -111,6 +113,7 @@ void bt_model_ws_destroy(struct bt_model_ws *ws)
     const struct bt_model_config *c = &ws->m->config;
     uint32_t n = ws->max_tokens;
 
+    bt_k_step_forget(ws->k, ws);
     free_rows(ws->k, ws->x, n, c->dim);
     free_rows(ws->k, ws->h, n, c->dim);
     free_rows(ws->k, ws->o, n, c->dim);
@@ -125,7 +128,15 @@ void bt_model_ws_destroy(struct bt_model_ws *ws)
         bt_free(ws->sin[i]);
     }
     bt_free(ws->spans);
+    bt_free(ws->tokens);
+    bt_free(ws->out_rows);
     bt_free(ws);
+}
+
+/* The span of the batch that span s of the pass is. */
+static const struct bt_model_span *span_of(const struct bt_pass *p, uint32_t s)
+{
+    return &p->batch->spans[s < p->batch->n_spans ? s : p->batch->n_spans - 1];
 }
 
 /* Rotation rows of every token, for one rope. */
@@ -134,9 +145,10 @@ static void fill_rope(struct bt_pass *p, uint32_t rope)
     struct bt_rope_table *t = &p->m->ropes[rope];
     size_t pairs = t->n_pairs, row = 0;
 
-    for (uint32_t s = 0; s < p->batch->n_spans; s++) {
-        for (uint32_t i = 0; i < p->batch->spans[s].n; i++, row++) {
-            const float *cs = bt_rope_table_row(t, p->batch->spans[s].pos + i);
+    for (uint32_t s = 0; s < p->n_spans; s++) {
+        const struct bt_model_span *in = span_of(p, s);
+        for (uint32_t i = 0; i < in->n; i++, row++) {
+            const float *cs = bt_rope_table_row(t, in->pos + i);
             memcpy(p->ws->cos[rope] + row * pairs, cs, pairs * sizeof(float));
             memcpy(p->ws->sin[rope] + row * pairs, cs + pairs, pairs * sizeof(float));
         }
@@ -148,8 +160,8 @@ static void fill_spans(struct bt_pass *p)
     for (uint32_t g = 0; g < p->m->info.n_groups; g++) {
         struct bt_k_span *out = p->ws->spans + (size_t)g * p->ws->max_tokens;
         uint32_t row = 0;
-        for (uint32_t s = 0; s < p->batch->n_spans; s++) {
-            const struct bt_model_span *in = &p->batch->spans[s];
+        for (uint32_t s = 0; s < p->n_spans; s++) {
+            const struct bt_model_span *in = span_of(p, s);
             BT_ASSERT(in->n > 0);
             out[s] =
                 (struct bt_k_span){.row = row, .n = in->n, .pos = in->pos, .pages = in->pages[g]};
@@ -164,9 +176,9 @@ static void logits(struct bt_pass *p)
     const struct bt_model *m = p->m;
     const struct bt_model_config *c = &m->config;
     struct bt_model_ws *ws = p->ws;
-    uint32_t n = p->batch->n_out;
+    uint32_t n = p->n_out;
 
-    bt_k_gather_rows(p->k, ws->out, c->dim, ws->x, c->dim, p->batch->out_rows, n, c->dim);
+    bt_k_gather_rows(p->k, ws->out, c->dim, ws->x, c->dim, p->out_rows, n, c->dim);
     bt_k_rmsnorm(p->k, ws->out, c->dim, ws->out, c->dim, m->final_norm, c->norm_offset,
                  (float)c->rms_eps, n, 1, c->dim);
     bt_k_gemm(p->k, ws->logits, c->vocab, ws->out, c->dim, c->tied ? m->embed : m->output, NULL, n);
@@ -175,35 +187,107 @@ static void logits(struct bt_pass *p)
     }
 }
 
+/* The pass as a step of the backend, if all rows are alike: a token of a sequence, whose logits are wanted. Sets how many rows are
+ * computed. */
+static bool step_begin(struct bt_pass *p)
+{
+    const struct bt_model_batch *b = p->batch;
+    const struct bt_model_config *c = &p->m->config;
+    struct bt_k_step s = {.owner = p->ws,
+                          .kv = p->kv->groups[0].base,
+                          .n_rows = b->n_tokens,
+                          .rows_max = p->ws->max_out < p->ws->max_tokens ? p->ws->max_out
+                                                                         : p->ws->max_tokens,
+                          .n_heads = c->n_heads,
+                          .n_kv_heads = c->n_kv_heads,
+                          .head_dim = c->head_dim,
+                          .page_tokens = p->kv->page_tokens};
+
+    if (b->paced || b->n_spans != b->n_tokens || b->n_out != b->n_tokens) {
+        return false;
+    }
+    for (uint32_t i = 0; i < b->n_tokens; i++) {
+        s.pos_max = b->spans[i].pos > s.pos_max ? b->spans[i].pos : s.pos_max;
+    }
+    uint32_t n = bt_k_step_begin(p->k, &s);
+    if (n == 0) {
+        return false;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t from = i < b->n_tokens ? i : b->n_tokens - 1;
+        p->ws->tokens[i] = b->tokens[from];
+        p->ws->out_rows[i] = b->out_rows[from];
+    }
+    p->n = p->n_spans = p->n_out = n;
+    p->tokens = p->ws->tokens;
+    p->out_rows = p->ws->out_rows;
+    return true;
+}
+
+/* All calls of the pass. */
+static void run(struct bt_pass *p)
+{
+    const struct bt_model_config *c = &p->m->config;
+
+    fill_spans(p);
+    for (uint32_t i = 0; i < c->n_ropes; i++) {
+        fill_rope(p, i);
+    }
+    bt_k_embed(p->k, p->ws->x, p->m->embed, p->tokens, p->n, c->embed_scale);
+    for (uint32_t i = 0; i < c->n_layers && !p->stopped; i++) {
+        p->m->family->layer(p, i);
+    }
+    if (!p->cancelled && p->n_out > 0) {
+        logits(p);
+    }
+}
+
+static struct bt_pass pass_of(struct bt_model *m, struct bt_model_ws *ws,
+                              const struct bt_model_kv *kv, const struct bt_model_batch *b)
+{
+    return (struct bt_pass){.m = m,
+                            .ws = ws,
+                            .k = m->k,
+                            .kv = kv,
+                            .batch = b,
+                            .n = b->n_tokens,
+                            .n_spans = b->n_spans,
+                            .n_out = b->n_out,
+                            .tokens = b->tokens,
+                            .out_rows = b->out_rows};
+}
+
 enum bt_status bt_model_forward(struct bt_model *m, struct bt_model_ws *ws,
                                 const struct bt_model_kv *kv, const struct bt_model_batch *batch)
 {
-    struct bt_pass p = {
-        .m = m, .ws = ws, .k = m->k, .kv = kv, .batch = batch, .n = batch->n_tokens};
-    const struct bt_model_config *c = &m->config;
+    struct bt_pass p = pass_of(m, ws, kv, batch);
+    enum bt_status st = BT_OK;
 
     BT_ASSERT(batch->n_tokens > 0 && batch->n_tokens <= ws->max_tokens &&
               batch->n_out <= ws->max_out);
-    fill_spans(&p);
-    for (uint32_t i = 0; i < c->n_ropes; i++) {
-        fill_rope(&p, i);
-    }
-    bt_k_embed(p.k, ws->x, m->embed, batch->tokens, batch->n_tokens, c->embed_scale);
-    for (uint32_t i = 0; i < c->n_layers && !p.stopped; i++) {
-        m->family->layer(&p, i);
+    bool step = step_begin(&p);
+    run(&p);
+    if (step) {
+        st = bt_k_step_end(p.k, !p.cancelled);
     }
     if (p.cancelled) {
-        enum bt_status st = bt_k_sync(p.k); /* what is in a device's stream still writes to pages */
+        st = bt_k_sync(p.k); /* what is in a device's stream still writes to pages */
         return st == BT_OK ? BT_ERR_CANCELLED : st;
     }
-    if (batch->n_out > 0) {
-        logits(&p);
+    if (st == BT_ERR_BUSY) { /* as an ordinary pass, then */
+        p = pass_of(m, ws, kv, batch);
+        run(&p);
+        if (p.cancelled) {
+            st = bt_k_sync(p.k);
+            return st == BT_OK ? BT_ERR_CANCELLED : st;
+        }
     }
     if (batch->queued != NULL) {
         batch->queued(batch->arg);
     }
     if (batch->n_out > 0) {
-        bt_k_read(p.k, batch->logits, ws->logits, (size_t)batch->n_out * c->vocab * sizeof(float));
+        bt_k_read(p.k, batch->logits, ws->logits,
+                  (size_t)batch->n_out * m->config.vocab * sizeof(float));
     }
     return bt_k_sync(p.k);
 }

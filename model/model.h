@@ -107,6 +107,7 @@ struct bt_model_batch {
     bool (*layer_done)(void *arg, uint32_t layer);
     /* Called when all calls of a pass that was not abandoned are made, before they are waited for. May be NULL. */
     void (*queued)(void *arg);
+    bool paced; /* layer_done calls bt_k_mark or bt_k_wait */
     void *arg;
 };
 

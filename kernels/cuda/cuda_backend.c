@@ -46,6 +46,7 @@ static void cuda_destroy(struct bt_kctx *k)
         (void)cuda_ok(c, cudaStreamSynchronize(c->stream), "end");
     }
     cuda_blas_destroy(c, c->blas);
+    cuda_step_fini(c);
     cuda_upload_fini(c);
     (void)cuda_ok(c, cudaFree(c->attn.p), "device memory");
     (void)cuda_ok(c, cudaFree(c->x16.p), "device memory");
@@ -69,7 +70,8 @@ static void *cuda_alloc(struct bt_kctx *k, size_t bytes)
     struct cuda_ctx *c = cuda_of(k);
     void *p = NULL;
 
-    cuda_begin(c);
+    BT_ASSERT(c->step.mode == CUDA_STEP_OFF);
+    (void)cuda_begin(c);
     if (cudaMalloc(&p, bytes > 0 ? bytes : 1) != cudaSuccess) {
         (void)cudaGetLastError(); /* it would be taken for that of the next call */
         return NULL;
@@ -96,7 +98,8 @@ static void copy_now(struct bt_kctx *k, void *to, const void *from, size_t bytes
 {
     struct cuda_ctx *c = cuda_of(k);
 
-    cuda_begin(c);
+    BT_ASSERT(c->step.mode == CUDA_STEP_OFF);
+    (void)cuda_begin(c);
     if (bytes > 0 && cuda_ok(c, cudaMemcpyAsync(to, from, bytes, kind, c->stream), "copy")) {
         c->drained = cuda_ok(c, cudaStreamSynchronize(c->stream), "copy");
     }
@@ -116,7 +119,8 @@ static void cuda_copy(struct bt_kctx *k, void *dev, const void *from, size_t byt
 {
     struct cuda_ctx *c = cuda_of(k);
 
-    cuda_begin(c);
+    BT_ASSERT(c->step.mode == CUDA_STEP_OFF);
+    (void)cuda_begin(c);
     (void)cuda_ok(c, cudaMemcpyAsync(dev, from, bytes, cudaMemcpyDeviceToDevice, c->stream),
                   "copy");
 }
@@ -202,6 +206,9 @@ static const struct bt_backend_ops cuda_ops = {
     .sync = cuda_sync,
     .mark = cuda_mark,
     .wait = cuda_wait,
+    .step_begin = cuda_step_begin,
+    .step_end = cuda_step_end,
+    .step_forget = cuda_step_forget,
     .mover_create = cuda_mover_create,
     .mover_destroy = cuda_mover_destroy,
     .mover_enter = cuda_mover_enter,
@@ -278,6 +285,9 @@ static enum bt_status prepare(struct cuda_ctx *c, struct bt_err *err)
     }
     if (st == BT_OK) {
         st = cuda_upload_init(c, err);
+    }
+    if (st == BT_OK) {
+        st = cuda_step_init(c, err);
     }
     if (st == BT_OK) {
         st = cuda_status(cudaMalloc(&c->attn.p, CUDA_ATTN_SCRATCH), "device memory", err);

@@ -263,7 +263,9 @@ static bool multiply(struct cuda_ctx *c, struct shape *s, float *y, const void *
     if (p == NULL || p->state == NOTHING) {
         return false;
     }
-    cuda_begin(c);
+    if (!cuda_begin(c)) {
+        return true;
+    }
     return blas_ok(c,
                    b->api.matmul(b->handle, &j.op, &one, w, &j.w, x, &j.x, &zero, y, &j.y, y, &j.y,
                                  &p->algo, b->workspace, CUDA_BLAS_WORKSPACE, c->stream),

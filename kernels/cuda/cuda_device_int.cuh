@@ -30,8 +30,7 @@ template <class T> __device__ __forceinline__ T *shared_as(size_t byte)
 #define BT_LAUNCH(c, kernel, grid, block, shared, ...)                                             \
     do {                                                                                           \
         auto *bt_kernel = &kernel;                                                                 \
-        cuda_begin(c);                                                                             \
-        if (cuda_allow_shared((c), (const void *)bt_kernel, (shared), #kernel)) {                  \
+        if (cuda_begin(c) && cuda_allow_shared((c), (const void *)bt_kernel, (shared), #kernel)) { \
             bt_kernel<<<(grid), (block), (shared), (c)->stream>>>(__VA_ARGS__);                    \
             (void)cuda_ok((c), cudaGetLastError(), #kernel);                                       \
         }                                                                                          \
@@ -42,8 +41,9 @@ static inline bool cuda_allow_shared(struct cuda_ctx *c, const void *kernel, siz
                                      const char *what)
 {
     return bytes <= (48U << 10) ||
-           cuda_ok(c, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                           (int)bytes),
+           cuda_ok(c,
+                   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                        (int)bytes),
                    what);
 }
 

@@ -135,6 +135,43 @@ struct cuda_place {
 #define CUDA_TILES_MAX  (CUDA_SEND_MAX / sizeof(struct cuda_tile))
 #define CUDA_PAGES_MAX  (CUDA_SEND_MAX / sizeof(uint32_t))
 
+/* Steps kept as graphs: see cuda_step.c. */
+#define CUDA_STEP_BYTES ((size_t)32 << 20) /* of what the host gives along with a step */
+#define CUDA_STEP_SENDS 4096U              /* and how many pieces */
+#define CUDA_GRAPHS_MAX 64U
+enum cuda_step_mode { CUDA_STEP_OFF, CUDA_STEP_RECORD, CUDA_STEP_REPLAY };
+struct cuda_step_key {
+    const void *owner, *kv;
+    uint32_t rows, n_splits, page_tokens;
+};
+struct cuda_graph {
+    struct cuda_step_key key;
+    cudaGraphExec_t exec; /* NULL: not captured yet */
+    bool refused;         /* too large */
+    uint64_t used;        /* the step that used it last */
+    uint64_t sizes;       /* hash of the sizes of what was sent */
+    uint32_t n_calls;
+};
+struct cuda_step_sent {
+    const void *key;
+    uint32_t tag;
+    size_t at, bytes;
+};
+struct cuda_steps {
+    enum cuda_step_mode mode;
+    struct cuda_graph *now;
+    uint32_t n_splits;   /* of each row, at once */
+    uint32_t table;      /* page ids for each row */
+    uint8_t *host, *dev; /* [CUDA_STEP_BYTES], pinned, and its twin */
+    size_t at;
+    struct cuda_step_sent sent[CUDA_STEP_SENDS];
+    uint32_t n_sent, n_calls;
+    uint64_t sizes;
+    bool full;
+    uint64_t n_steps;
+    struct cuda_graph graphs[CUDA_GRAPHS_MAX];
+};
+
 struct cuda_ctx {
     struct bt_kctx base;
     cudaStream_t stream;
@@ -145,6 +182,7 @@ struct cuda_ctx {
     uint32_t n_marks;              /* so far */
     bool drained; /* nothing was put into the stream since the host waited for it */
     struct cuda_upload up;
+    struct cuda_steps step;
     struct cuda_scratch attn;  /* CUDA_ATTN_SCRATCH bytes: partial results of splits */
     struct cuda_scratch x16;   /* CUDA_X16_SCRATCH bytes: x of a product on tensor cores, rounded */
     struct cuda_scratch moe;   /* activations of the experts, by moe_reserve */
@@ -171,11 +209,13 @@ static inline void cuda_enter(const struct cuda_ctx *c)
 {
     (void)cudaSetDevice((int)c->device); /* was right when c was made; what follows would fail */
 }
-/* To be called before anything is put into c's stream. */
-static inline void cuda_begin(struct cuda_ctx *c)
+/* To be called before anything is put into c's stream. False: a step that is there as a graph runs, and nothing is put. */
+static inline bool cuda_begin(struct cuda_ctx *c)
 {
     cuda_enter(c);
     c->drained = false;
+    c->step.n_calls++;
+    return c->step.mode != CUDA_STEP_REPLAY;
 }
 /* Notes an error of the runtime: the first one is logged, with what was tried, and sync reports it. True: all well. */
 bool cuda_ok(struct cuda_ctx *c, cudaError_t e, const char *what);
@@ -183,6 +223,11 @@ bool cuda_ok(struct cuda_ctx *c, cudaError_t e, const char *what);
 enum bt_status cuda_status(cudaError_t e, const char *what, struct bt_err *err);
 /* A device copy of 1 … CUDA_SEND_MAX host bytes, for kernels put into the stream before three more are sent. */
 void *cuda_send(struct cuda_ctx *c, const void *host, size_t bytes);
+/* The same of host memory that shows something else by the next call; in a step, key and tag say what it is. Tags below 16 are
+ * the callers', key's own value is 0. */
+enum { CUDA_SEND_SELF, CUDA_SEND_PLACES, CUDA_SEND_TILES, CUDA_SEND_PAGES, CUDA_SEND_VIEWS };
+void *cuda_send_as(struct cuda_ctx *c, const void *key, uint32_t tag, const void *host,
+                   size_t bytes);
 enum bt_status cuda_upload_init(struct cuda_ctx *c, struct bt_err *err) BT_NODISCARD;
 void cuda_upload_fini(struct cuda_ctx *c);
 
@@ -267,6 +312,17 @@ struct cuda_store {
     uint32_t n;
 };
 void cuda_store_run(struct cuda_ctx *c, const struct cuda_store *s);
+
+/* cuda_step.c: entries of the table, and how the others send within a step. */
+enum bt_status cuda_step_init(struct cuda_ctx *c, struct bt_err *err) BT_NODISCARD;
+void cuda_step_fini(struct cuda_ctx *c);
+uint32_t cuda_step_begin(struct bt_kctx *k, const struct bt_k_step *s);
+enum bt_status cuda_step_end(struct bt_kctx *k, bool keep);
+void cuda_step_forget(struct bt_kctx *k, const void *owner);
+/* What was sent in this step as key and tag, or NULL. */
+const struct cuda_step_sent *cuda_step_find(struct cuda_ctx *c, const void *key, uint32_t tag);
+void *cuda_step_send(struct cuda_ctx *c, const void *key, uint32_t tag, const void *host,
+                     size_t bytes);
 
 /* cuda_mover.c: entries of the table. */
 enum bt_status cuda_mover_create(struct bt_kctx *k, size_t slot_bytes, uint32_t n_slots,

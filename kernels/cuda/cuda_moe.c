@@ -85,7 +85,7 @@ static void run_experts(struct cuda_ctx *c, struct cuda_product *p, struct bt_kw
         kinds |= 1U << views[e].kind;
     }
     p->w = views[0];
-    p->experts = cuda_send(c, views, n_experts * sizeof(views[0]));
+    p->experts = cuda_send_as(c, w, CUDA_SEND_VIEWS, views, n_experts * sizeof(views[0]));
     for (uint32_t kind = 0; kind <= CUDA_KIND_BLOCK_TILES; kind++) {
         if (kinds >> kind & 1U) {
             p->kind = kind;

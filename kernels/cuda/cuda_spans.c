@@ -10,11 +10,32 @@ static size_t min_size(size_t a, size_t b)
     return a < b ? a : b;
 }
 
+/* In a step: a place for each row, the same for all layers of a group. */
+static void store_step(struct cuda_ctx *c, struct cuda_store *s, const struct bt_k_span *spans,
+                       uint32_t n_spans)
+{
+    for (uint32_t i = 0; i < n_spans; i++) {
+        BT_ASSERT(spans[i].n == 1);
+        c->places[i] = (struct cuda_place){.row = spans[i].row,
+                                           .page = spans[i].pages[spans[i].pos / s->kv.page_tokens],
+                                           .token = spans[i].pos % s->kv.page_tokens};
+    }
+    s->n = n_spans;
+    s->places = cuda_send_as(c, spans, CUDA_SEND_PLACES, c->places, n_spans * sizeof(*c->places));
+    cuda_store_run(c, s);
+}
+
 void cuda_kv_store(struct bt_kctx *k, const struct bt_k_kv *kv, const float *key, size_t ldk,
                    const float *value, size_t ldv, const struct bt_k_span *spans, uint32_t n_spans)
 {
     struct cuda_ctx *c = cuda_of(k);
     uint32_t span = 0, done = 0; /* rows of it */
+
+    if (c->step.mode != CUDA_STEP_OFF) {
+        struct cuda_store step = {.kv = *kv, .key = key, .value = value, .ldk = ldk, .ldv = ldv};
+        store_step(c, &step, spans, n_spans);
+        return;
+    }
 
     while (span < n_spans) {
         uint32_t n = 0;
@@ -136,12 +157,48 @@ static void attend_kind(struct cuda_ctx *c, struct cuda_attn *a, const struct bt
     run(c, &p);
 }
 
+/* In a step: tables of one size, and as many splits for each row as the longest has, so that no size depends on the rows. */
+static void attend_step(struct cuda_ctx *c, struct cuda_attn *a, const struct bt_k_span *spans,
+                        uint32_t n_spans)
+{
+    uint32_t group = a->a.n_heads / a->kv.n_kv_heads, table = c->step.table, n = 0;
+    size_t n_tiles = (size_t)n_spans * ((group + CUDA_ATTN_ROWS - 1) / CUDA_ATTN_ROWS);
+    size_t tiles = n_tiles * sizeof(*c->tiles), pages = (size_t)n_spans * table * sizeof(uint32_t);
+    bool sent = cuda_step_find(c, spans, CUDA_SEND_TILES) != NULL; /* for another layer */
+
+    for (uint32_t i = 0; i < n_spans && !sent; i++) {
+        const struct bt_k_span *s = &spans[i];
+        uint32_t n_pages = s->pos / a->kv.page_tokens + 1;
+        BT_ASSERT(s->n == 1 && n_pages <= table);
+        memcpy(c->pages + (size_t)i * table, s->pages, n_pages * sizeof(*c->pages));
+        memset(c->pages + (size_t)i * table + n_pages, 0, (table - n_pages) * sizeof(*c->pages));
+        for (uint32_t row = 0; row < group; row += CUDA_ATTN_ROWS) {
+            c->tiles[n++] = (struct cuda_tile){.row0 = s->row,
+                                               .pos = s->pos,
+                                               .first = row,
+                                               .n = (uint32_t)min_size(group - row, CUDA_ATTN_ROWS),
+                                               .pages_at = i * table};
+        }
+    }
+    a->tiles = cuda_send_as(c, spans, CUDA_SEND_TILES, c->tiles, tiles);
+    a->pages = cuda_send_as(c, spans, CUDA_SEND_PAGES, c->pages, pages);
+    a->n_tiles = (uint32_t)n_tiles;
+    a->rows = CUDA_ATTN_ROWS;
+    a->n_splits = c->step.n_splits;
+    a->part = c->attn.p;
+    cuda_attention_run(c, a);
+}
+
 void cuda_attention(struct bt_kctx *k, const struct bt_k_attn *a, const struct bt_k_kv *kv,
                     const struct bt_k_span *spans, uint32_t n_spans)
 {
     struct cuda_attn attn = {.a = *a, .kv = *kv};
 
     BT_ASSERT(kv->head_dim <= CUDA_HEAD_DIM_MAX && a->n_heads % kv->n_kv_heads == 0);
+    if (cuda_of(k)->step.mode != CUDA_STEP_OFF) {
+        attend_step(cuda_of(k), &attn, spans, n_spans);
+        return;
+    }
     attend_kind(cuda_of(k), &attn, spans, n_spans, true);
     attend_kind(cuda_of(k), &attn, spans, n_spans, false);
 }

@@ -70,14 +70,23 @@ static void enter(struct cuda_ctx *c, size_t half)
 
 void *cuda_send(struct cuda_ctx *c, const void *host, size_t bytes)
 {
+    return cuda_send_as(c, host, CUDA_SEND_SELF, host, bytes);
+}
+
+void *cuda_send_as(struct cuda_ctx *c, const void *key, uint32_t tag, const void *host,
+                   size_t bytes)
+{
     struct cuda_upload *u = &c->up;
-    void *before = sent_before(u, host, bytes);
 
     BT_ASSERT(bytes > 0 && bytes <= CUDA_SEND_MAX);
+    if (c->step.mode != CUDA_STEP_OFF) {
+        return cuda_step_send(c, key, tag, host, bytes);
+    }
+    void *before = sent_before(u, host, bytes);
     if (before != NULL) {
         return before;
     }
-    cuda_begin(c);
+    (void)cuda_begin(c);
     if (u->at + bytes > (u->half + 1) * CUDA_RING_HALF) {
         size_t left = u->half;
         u->pending[left] = cuda_ok(c, cudaEventRecord(u->passed[left], c->stream), "upload");

@@ -91,8 +91,9 @@ static void emu_start(struct cuda_ctx *c, const char *kernel, dim3 grid, dim3 bl
     l.shared_bytes = shared;
     l.thread = emu_call<F>;
     static_assert(sizeof(F) <= EMU_ARG_MAX && __is_trivially_copyable(F), "copied into a stream");
-    cuda_begin(c);
-    emu_queue(c->stream, &l, &f, sizeof(f));
+    if (cuda_begin(c)) {
+        emu_queue(c->stream, &l, &f, sizeof(f));
+    }
 }
 
 #define BT_LAUNCH(c, kernel, grid, block, shared, ...)                                             \

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/queue.h>
 #include "base/mem.h"
 #include "kernels/cuda/emulation/emu_block_int.h"
@@ -18,7 +19,7 @@
 #define OPS_MAX   2048U /* in a stream; then the host waits for the oldest, as on a device */
 #define QUERY_OPS 4U    /* done by a query */
 
-enum op_kind { OP_KERNEL, OP_CALL, OP_COPY, OP_SET, OP_RECORD, OP_WAIT };
+enum op_kind { OP_KERNEL, OP_CALL, OP_COPY, OP_SET, OP_RECORD, OP_WAIT, OP_GRAPH };
 
 struct op {
     enum op_kind kind;
@@ -41,13 +42,25 @@ struct op {
             cudaEvent_t event;
             uint64_t n;
         } event;
+        cudaGraphExec_t graph;
     };
+};
+
+/* The kernels of a capture, in a mapping of its own: the thread that captures does not use the heap. */
+#define GRAPH_OPS_MAX 16384U
+struct emu_graph {
+    struct op *ops;
+    uint32_t n;
+    bool executable;
 };
 
 struct emu_stream {
     struct emu_fibers *fibers;
-    struct op *ops;      /* [OPS_MAX], a ring */
-    uint64_t put, taken; /* so far */
+    struct op *ops;            /* [OPS_MAX], a ring */
+    uint64_t put, taken;       /* so far */
+    pthread_t owner;           /* who captures */
+    struct emu_graph *capture; /* NULL: not capturing */
+    bool refused;              /* something else was asked for meanwhile */
     LIST_ENTRY(emu_stream) link;
 };
 
@@ -94,10 +107,8 @@ static void run_to(cudaEvent_t e, uint64_t n)
     }
 }
 
-static void run_one(cudaStream_t s)
+static void run_op(cudaStream_t s, struct op *o)
 {
-    struct op *o = &s->ops[s->taken++ % OPS_MAX];
-
     emu_memory_open();
     switch (o->kind) {
     case OP_KERNEL:
@@ -119,7 +130,32 @@ static void run_one(cudaStream_t s)
     case OP_WAIT:
         run_to(o->event.event, o->event.n);
         break;
+    case OP_GRAPH:
+        for (uint32_t i = 0; i < o->graph->n; i++) {
+            run_op(s, &o->graph->ops[i]);
+        }
+        break;
     }
+}
+
+static void run_one(cudaStream_t s)
+{
+    run_op(s, &s->ops[s->taken++ % OPS_MAX]);
+}
+
+/* Whether a stream captures; what is asked for now ends the capture in an error. */
+static bool capturing(void)
+{
+    cudaStream_t s;
+    bool any = false;
+
+    LIST_FOREACH(s, &streams, link)
+    {
+        if (s->capture != NULL && pthread_equal(s->owner, pthread_self())) {
+            s->refused = any = true;
+        }
+    }
+    return any;
 }
 
 static void run_all(cudaStream_t s)
@@ -140,24 +176,44 @@ static struct op *put_op(cudaStream_t s, enum op_kind kind)
     return o;
 }
 
-void emu_queue(cudaStream_t s, const struct emu_launch *l, const void *arg, size_t arg_bytes)
+/* What computes goes into the stream, or into the graph that it captures. NULL: no room there. */
+static struct op *compute_op(cudaStream_t s, enum op_kind kind)
+{
+    struct emu_graph *g = s->capture;
+
+    if (g == NULL) {
+        return put_op(s, kind);
+    }
+    if (g->n == GRAPH_OPS_MAX) {
+        s->refused = true;
+        return NULL;
+    }
+    g->ops[g->n].kind = kind;
+    return &g->ops[g->n++];
+}
+
+static void queue(cudaStream_t s, enum op_kind kind, const struct emu_launch *l, const void *arg,
+                  size_t arg_bytes)
 {
     pthread_mutex_lock(&mutex);
-    struct op *o = put_op(s, OP_KERNEL);
-    o->kernel.launch = *l;
-    memcpy(o->kernel.arg, arg, arg_bytes);
+    struct op *o = compute_op(s, kind);
+    if (o != NULL) {
+        o->kernel.launch = *l;
+        memcpy(o->kernel.arg, arg, arg_bytes);
+    }
     counts.n_launches++;
     (void)leave(cudaSuccess);
+}
+
+void emu_queue(cudaStream_t s, const struct emu_launch *l, const void *arg, size_t arg_bytes)
+{
+    queue(s, OP_KERNEL, l, arg, arg_bytes);
 }
 
 /* The work of a library in place of kernels. */
 void emu_queue_call(cudaStream_t s, void (*call)(void *arg), const void *arg, size_t arg_bytes)
 {
-    pthread_mutex_lock(&mutex);
-    struct op *o = put_op(s, OP_CALL);
-    o->kernel.launch = (struct emu_launch){.thread = call};
-    memcpy(o->kernel.arg, arg, arg_bytes);
-    (void)leave(cudaSuccess);
+    queue(s, OP_CALL, &(struct emu_launch){.thread = call}, arg, arg_bytes);
 }
 
 /* ---- device ---- */
@@ -191,6 +247,8 @@ const char *cudaGetErrorString(cudaError_t e)
         return "invalid device ordinal";
     case cudaErrorNotReady:
         return "device not ready";
+    case cudaErrorStreamCaptureUnsupported:
+        return "operation not permitted when stream is capturing";
     case cudaErrorInvalidValue:
     default:
         return "invalid argument";
@@ -210,6 +268,9 @@ cudaError_t cudaGetLastError(void)
 cudaError_t cudaMalloc(void **p, size_t bytes)
 {
     pthread_mutex_lock(&mutex);
+    if (capturing()) {
+        return leave(cudaErrorStreamCaptureUnsupported);
+    }
     counts.n_allocs++;
     *p = emu_memory_alloc(bytes);
     return leave(*p != NULL ? cudaSuccess : cudaErrorMemoryAllocation);
@@ -224,6 +285,9 @@ cudaError_t cudaFree(void *p)
         return cudaSuccess;
     }
     pthread_mutex_lock(&mutex);
+    if (capturing()) {
+        return leave(cudaErrorStreamCaptureUnsupported);
+    }
     counts.n_allocs++;
     LIST_FOREACH(s, &streams, link)
     {
@@ -235,6 +299,9 @@ cudaError_t cudaFree(void *p)
 cudaError_t cudaMallocHost(void **p, size_t bytes)
 {
     pthread_mutex_lock(&mutex);
+    if (capturing()) {
+        return leave(cudaErrorStreamCaptureUnsupported);
+    }
     counts.n_allocs++;
     *p = emu_pinned_alloc(bytes);
     return leave(*p != NULL ? cudaSuccess : cudaErrorMemoryAllocation);
@@ -246,6 +313,9 @@ cudaError_t cudaFreeHost(void *p)
         return cudaSuccess;
     }
     pthread_mutex_lock(&mutex);
+    if (capturing()) {
+        return leave(cudaErrorStreamCaptureUnsupported);
+    }
     counts.n_allocs++;
     return leave(emu_pinned_free(p) ? cudaSuccess : cudaErrorInvalidValue);
 }
@@ -262,6 +332,9 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaM
     bool to_device = kind != cudaMemcpyDeviceToHost, from_device = kind != cudaMemcpyHostToDevice;
 
     pthread_mutex_lock(&mutex);
+    if (capturing()) {
+        return leave(cudaErrorStreamCaptureUnsupported);
+    }
     if (!is_side(to, bytes, to_device) || !is_side(from, bytes, from_device)) {
         return leave(cudaErrorInvalidValue);
     }
@@ -280,6 +353,9 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaM
 cudaError_t cudaMemsetAsync(void *p, int value, size_t bytes, cudaStream_t s)
 {
     pthread_mutex_lock(&mutex);
+    if (capturing()) {
+        return leave(cudaErrorStreamCaptureUnsupported);
+    }
     if (!emu_memory_holds(p, bytes)) {
         return leave(cudaErrorInvalidValue);
     }
@@ -330,6 +406,9 @@ cudaError_t cudaStreamDestroy(cudaStream_t s)
 cudaError_t cudaStreamSynchronize(cudaStream_t s)
 {
     pthread_mutex_lock(&mutex);
+    if (capturing()) {
+        return leave(cudaErrorStreamCaptureUnsupported);
+    }
     run_all(s);
     return leave(cudaSuccess);
 }
@@ -338,6 +417,9 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned flags)
 {
     (void)flags;
     pthread_mutex_lock(&mutex);
+    if (capturing()) {
+        return leave(cudaErrorStreamCaptureUnsupported);
+    }
     if (e->recorded > 0) {
         struct op *o = put_op(s, OP_WAIT);
         o->event.event = e;
@@ -364,6 +446,9 @@ cudaError_t cudaEventDestroy(cudaEvent_t e)
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
 {
     pthread_mutex_lock(&mutex);
+    if (capturing()) {
+        return leave(cudaErrorStreamCaptureUnsupported);
+    }
     if (e->stream != s) {
         run_to(e, e->recorded); /* of the stream before */
     }
@@ -377,6 +462,9 @@ cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
 cudaError_t cudaEventSynchronize(cudaEvent_t e)
 {
     pthread_mutex_lock(&mutex);
+    if (capturing()) {
+        return leave(cudaErrorStreamCaptureUnsupported);
+    }
     counts.n_waits += e->done < e->recorded;
     run_to(e, e->recorded);
     return leave(cudaSuccess);
@@ -385,8 +473,87 @@ cudaError_t cudaEventSynchronize(cudaEvent_t e)
 cudaError_t cudaEventQuery(cudaEvent_t e)
 {
     pthread_mutex_lock(&mutex);
+    if (capturing()) {
+        return leave(cudaErrorStreamCaptureUnsupported);
+    }
     for (unsigned i = 0; i < QUERY_OPS && e->done < e->recorded; i++) {
         run_one(e->stream);
     }
     return leave(e->done < e->recorded ? cudaErrorNotReady : cudaSuccess);
+}
+
+/* ---- graphs ---- */
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t s, enum cudaStreamCaptureMode mode)
+{
+    struct emu_graph *g = mmap(NULL, 64 + GRAPH_OPS_MAX * sizeof(*g->ops), PROT_READ | PROT_WRITE,
+                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+    (void)mode;
+    if (g == MAP_FAILED) {
+        return cudaErrorMemoryAllocation;
+    }
+    g->ops = (struct op *)(void *)((unsigned char *)g + 64);
+    pthread_mutex_lock(&mutex);
+    s->capture = g;
+    s->owner = pthread_self();
+    s->refused = false;
+    counts.n_captures++;
+    return leave(cudaSuccess);
+}
+
+static void graph_free(struct emu_graph *g)
+{
+    /* a whole mapping of ours */
+    (void)munmap(g, 64 + GRAPH_OPS_MAX * sizeof(*g->ops));
+}
+
+cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *graph)
+{
+    pthread_mutex_lock(&mutex);
+    bool refused = s->refused;
+    *graph = refused ? NULL : s->capture;
+    if (refused) {
+        graph_free(s->capture);
+    }
+    s->capture = NULL;
+    return leave(refused ? cudaErrorStreamCaptureUnsupported : cudaSuccess);
+}
+
+/* An executable graph is the graph; who destroys it, lets go of the kernels. */
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long flags)
+{
+    (void)flags;
+    *exec = graph;
+    graph->executable = true;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphDestroy(cudaGraph_t graph)
+{
+    if (!graph->executable) {
+        graph_free(graph);
+    }
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec)
+{
+    cudaStream_t s;
+
+    pthread_mutex_lock(&mutex);
+    LIST_FOREACH(s, &streams, link)
+    {
+        run_all(s); /* it may be in one of them */
+    }
+    graph_free(exec);
+    return leave(cudaSuccess);
+}
+
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t s)
+{
+    pthread_mutex_lock(&mutex);
+    put_op(s, OP_GRAPH)->graph = exec;
+    counts.n_graphs++;
+    return leave(cudaSuccess);
 }

@@ -17,10 +17,13 @@ typedef enum cudaError {
     cudaErrorMemoryAllocation = 2,
     cudaErrorInvalidDevice = 101,
     cudaErrorNotReady = 600,
+    cudaErrorStreamCaptureUnsupported = 900,
 } cudaError_t;
 
 typedef struct emu_stream *cudaStream_t;
 typedef struct emu_event *cudaEvent_t;
+typedef struct emu_graph *cudaGraph_t;
+typedef struct emu_graph *cudaGraphExec_t;
 
 enum cudaMemcpyKind {
     cudaMemcpyHostToDevice = 1,
@@ -60,11 +63,22 @@ cudaError_t cudaEventSynchronize(cudaEvent_t e);
 cudaError_t cudaEventQuery(cudaEvent_t e); /* does a little of what is in the event's stream */
 cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned flags);
 
+/* What is put into a capturing stream goes into a graph: kernels; all else that needs the device is refused meanwhile. */
+enum cudaStreamCaptureMode { cudaStreamCaptureModeThreadLocal = 1 };
+cudaError_t cudaStreamBeginCapture(cudaStream_t s, enum cudaStreamCaptureMode mode);
+cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *graph);
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph,
+                                 unsigned long long flags);
+cudaError_t cudaGraphDestroy(cudaGraph_t graph);
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec);
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t s);
+
 /* What tests ask: since the start, of the process. */
 struct emu_counts {
-    uint64_t n_allocs;   /* calls that take or free memory, pinned or the device's */
-    uint64_t n_waits;    /* calls that had to wait for the device */
-    uint64_t n_launches; /* kernels put into streams */
+    uint64_t n_allocs;             /* calls that take or free memory, pinned or the device's */
+    uint64_t n_waits;              /* calls that had to wait for the device */
+    uint64_t n_launches;           /* kernels put into streams */
+    uint64_t n_captures, n_graphs; /* graphs captured, and put into streams */
 };
 struct emu_counts emu_counts(void);
 

@@ -32,7 +32,7 @@ static void free_runs(struct drive_run **runs)
 /* What one engine computes alone is what two compute with the pages in between, whatever the chunks and pages. */
 static void test_relay(void)
 {
-    static const uint32_t page_tokens[] = {16, 3}, chunk_tokens[] = {64, 7};
+    static const uint32_t page_tokens[] = {16, 3}, chunk_tokens[] = {64, 7}, batch[] = {1, 4};
     struct drive_run *want[N_RUNS], *got[N_RUNS];
     struct bt_engine_opts o = drive_opts(model, 16, 64, 4);
     struct drive d;
@@ -41,6 +41,19 @@ static void test_relay(void)
     make_runs(&d, want);
     drive_finish(&d);
     drive_fini(&d);
+    /* Alone, and beside prompts: steps of other sizes, and passes that are none. */
+    for (uint32_t i = 0; i < 2; i++) {
+        struct bt_engine_opts p = drive_opts(model, 16, i == 0 ? 64 : 5, batch[i]);
+
+        drive_init(&d, drive_open(&p), NULL);
+        make_runs(&d, got);
+        drive_finish(&d);
+        for (uint32_t r = 0; r < N_RUNS; r++) {
+            CHECK(drive_same(want[r], got[r]));
+        }
+        free_runs(got);
+        drive_fini(&d);
+    }
     for (uint32_t i = 0; i < 2; i++) {
         struct bt_engine_opts p = drive_opts(model, page_tokens[i], chunk_tokens[i], 4);
 
@@ -91,7 +104,7 @@ static void test_steps(void)
     drive_init(&d, drive_open(&o), NULL);
     make_runs(&d, runs);
     struct emu_counts start = emu_counts(), before = start;
-    uint32_t n_decode = 0;
+    uint32_t n_decode = 0, n_again = 0;
 
     while (worked) {
         CHECK_EQ(bt_engine_step(d.engine, &worked, &stats), BT_OK);
@@ -99,11 +112,16 @@ static void test_steps(void)
 
         if (worked && stats.n_prefill_tokens == 0) {
             CHECK_EQ(after.n_waits - before.n_waits, 1);
+            CHECK_EQ(after.n_graphs - before.n_graphs, 1);
+            if (after.n_captures == before.n_captures) {
+                CHECK_EQ(after.n_launches, before.n_launches);
+                n_again++;
+            }
             n_decode++;
         }
         before = after;
     }
-    CHECK(n_decode >= 3);
+    CHECK(n_decode >= 3 && n_again >= 2);
     CHECK_EQ(before.n_allocs, start.n_allocs);
     for (uint32_t i = 0; i < N_RUNS; i++) {
         drive_release(&d, runs[i]);
