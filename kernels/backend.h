@@ -19,8 +19,8 @@
  *    by fma; then a fixed tree 16 → 8 → 4 → 2 → 1 (lane i + lane i+half).
  *  - exp, tanh, … are our own polynomials in f32 with fma, the same on every instruction set.
  *  - attention: keys in blocks aligned at absolute positions, online softmax in block order; reads K and V as stored.
- * That is class "cpu-f32". Class "cpu-int8" differs in gemm with block-quantised weights, and there only. x is rounded to 8 bits
- * per row and 32 consecutive k. With a = max |x[k]|:
+ * That is class "cpu-f32". Class "cpu-int8" differs in gemm with block-quantised weights and in attention, and there only. In gemm x
+ * is rounded to 8 bits per row and 32 consecutive k. With a = max |x[k]|:
  *    a < 2^-100:            q[k] = 0, s = 0
  *    a infinite or NaN:     q[k] = 0, s = NaN
  *    else:                  s = a / 127, q[k] = x[k] * (127 / a), the product of two f32 values rounded once, to the nearest
@@ -36,12 +36,24 @@
  *    q3_k, q6_k:            as q4_0 for the first 16 k, then for the last 16; d: as q4_k's
  *    q2_k:                  as q4_k for the first 16 k, then for the last 16
  * All products and sums that are not fma are rounded to f32 one by one.
- * Class "cpu-bf16" differs from cpu-f32 in gemm with bf16 weights, and there only. Magnitudes below 2^-126 count as zero of the
+ * Class "cpu-bf16" differs from cpu-f32 in gemm with bf16 weights and in attention, and there only. In gemm magnitudes below 2^-126 count as zero of the
  * same sign, in x, w, bias and in every result; a result is judged after rounding to 24 bits as if exponents had no end. x is
  * rounded to bf16, to nearest, ties to even. Each output is one f32 chain over pairs of k, starting at +0; a pair k, k + 1 adds
  *    acc = fma(x[k + 1], w[k + 1], acc), then acc = fma(x[k], w[k], acc)
  * where an absent x[K] and w[K] are +0; then + bias[n]. This is what vdpbf16ps does; a CPU whose instruction does something
  * else (it is tried when a context is made) computes without it. Which NaN a NaN is is not said.
+ * Attention of classes cpu-int8 and cpu-bf16 has two such products, rounded and flushed like those. q times scale * log2 e (one f32
+ * value; with a softcap: times scale), k, v and probabilities are rounded to bf16, f32 and f16 caches when they are read, a bf16
+ * cache when it is written (magnitudes below 2^-126 to zero), so that f32 and bf16 caches give the same bits.
+ *  - s[j] is the chain over pairs of dimensions, odd first, of q and k[j]; with a softcap tanh(s / softcap) * (softcap * log2 e).
+ *  - Blocks of 64 positions aligned at absolute ones, in order. m is the largest s so far. Where it grows, to m', acc and sum are
+ *    multiplied by E(m - m'), and their magnitudes below 2^-126 become zero. p[j] = E(s[j] - m), rounded.
+ *  - acc[d] goes on with the chain over pairs of positions (even, odd), odd first, of p and v, where a position that is not seen
+ *    adds nothing. sum has 16 lanes; lane i takes pairs i, i + 16, … of the block, odd first, by f32 additions.
+ *  - out[d] = acc[d] * (1 / sum) + 0, the lanes of sum added in the tree of above.
+ *  - E(x): x = max(-127, x); n = x rounded to an integer such that (x + (1.5 * 2^23 + 127)) is n + that; r = x - n;
+ *    ((c3 r + c2) r + c1) r + 1 by three fma, times 2^n, which is 0 for n = -127. c1, c2, c3: 0x1.62f5fap-1, 0x1.f00c4cp-3,
+ *    0x1.c2a218p-5: 2^x to 2^-13, a 16th of what rounding p changes.
  * bt_k_embed is exact in all classes. */
 
 #include <stdbool.h>

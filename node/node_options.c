@@ -28,7 +28,8 @@ const char *const bt_node_backends[] = {"cpu", "cuda", "emulated"};
         ROW("numerics", BT_OPT_ENUM, numerics, "auto", 0, 0, "auto|" BT_K_ALL_CLASSES, NULL,       \
             "Numerics class: what matrix products round. cpu-int8: with block-quantised weights, " \
             "activations to 8 bits per 32; cpu-bf16: with BF16 weights, activations to bf16; "     \
-            "each faster than cpu-f32, which rounds neither; auto: by the model's weights, with "  \
+            "each faster than cpu-f32, which rounds neither, and in both attention rounds to "     \
+            "bf16; auto: by the model's weights, with "                                            \
             "the cuda backend cuda-bf16 for BF16 and quantised ones, else cuda-f32; cuda-cublas: " \
             "cuBLAS for "                                                                          \
             "products of many rows, where answers may depend on batch and chunk; -tf32: with F32 " \

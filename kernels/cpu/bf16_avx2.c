@@ -18,10 +18,14 @@
 #define BF16_KB         256U
 #define BF16_AHEAD(M)   ((M) == 1 ? 256 : 1024)
 /* Weights of both halves at once would not fit beside them: the second half is loaded again. */
-#define BF16_HALVES_APART __asm__ volatile("" ::: "memory")
-#define BF16_FLUSHES      true
+#define BF16_HALVES_APART  __asm__ volatile("" ::: "memory")
+#define BF16_FLUSHES       true
+#define BF16_DIRECT        2U
+#define BF16_DIRECTS(X, T) X(1, T) X(2, T)
 #include "kernels/cpu/v16_avx2.inc"
 #include "kernels/cpu/isa_math.inc"
 #include "kernels/cpu/isa_panel.inc"
 #include "kernels/cpu/b16_avx.inc"
 #include "kernels/cpu/isa_bf16.inc"
+#include "kernels/cpu/isa_bf16_attention.inc"
+#include "kernels/cpu/bf16_table.inc"

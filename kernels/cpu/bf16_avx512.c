@@ -10,3 +10,5 @@
 #include "kernels/cpu/isa_panel.inc"
 #include "kernels/cpu/b16_avx.inc"
 #include "kernels/cpu/isa_bf16.inc"
+#include "kernels/cpu/isa_bf16_attention.inc"
+#include "kernels/cpu/bf16_table.inc"

@@ -10,6 +10,8 @@
 #include "kernels/cpu/isa_panel.inc"
 #include "kernels/cpu/b16_avx.inc"
 #include "kernels/cpu/isa_bf16.inc"
+#include "kernels/cpu/isa_bf16_attention.inc"
+#include "kernels/cpu/bf16_table.inc"
 
 static void dot(float acc[16], const uint32_t x[16], const uint32_t w[16])
 {

@@ -1,7 +1,7 @@
 /* Attention over a ragged batch: cuts it into tiles of query rows and hands them to the threads. Rows that share a key-value
  * head belong together, so that it is read once, and of few rows (decoding) all heads do, so that pages are read as they lie.
- * A row's result does not depend on its tile, so tiles may be as small as the number of threads asks for. The arithmetic is in
- * isa_attention.inc. */
+ * A row's result does not depend on its tile, so tiles may be as small as the number of threads asks for. Finds the keys of a
+ * block in their pages. The arithmetic is in isa_attention.inc and, with products of bf16, isa_bf16_attention.inc. */
 
 #include "kernels/cpu/cpu_int.h"
 
@@ -11,9 +11,47 @@ struct attn_run {
     const struct bt_k_kv *kv;
     const struct bt_k_span *spans;
     uint32_t n_spans;
-    uint32_t group; /* query heads per key-value head */
+    uint32_t group;    /* query heads per key-value head */
+    uint32_t rows_max; /* in a tile */
     uint32_t tile_rows, tile_heads;
 };
+
+void cpu_attn_keys(const struct cpu_attn_tile *t, size_t row_bytes, uint32_t first, uint32_t last,
+                   uint32_t base, const uint8_t *out[CPU_ATTN_KEYS])
+{
+    const struct bt_k_kv *kv = t->kv;
+    size_t head = (size_t)t->kv_head * kv->page_tokens * row_bytes;
+    uint32_t lo = first > base ? first - base : 0;
+    uint32_t hi = last - base < CPU_ATTN_KEYS ? last - base + 1 : CPU_ATTN_KEYS;
+    uint32_t page = (base + lo) / kv->page_tokens, off = (base + lo) % kv->page_tokens;
+
+    for (uint32_t j = lo; j < hi; page++, off = 0) {
+        const uint8_t *src =
+            (const uint8_t *)kv->base + (size_t)t->pages[page] * kv->page_stride + head;
+        for (; off < kv->page_tokens && j < hi; off++, j++) {
+            out[j] = src + off * row_bytes;
+        }
+    }
+    for (uint32_t j = 0; j < lo; j++) {
+        out[j] = out[lo];
+    }
+    for (uint32_t j = hi; j < CPU_ATTN_KEYS; j++) {
+        out[j] = out[hi - 1];
+    }
+}
+
+void cpu_attn_seen(const struct cpu_attn_tile *t, uint32_t r, uint32_t base, uint32_t *lo,
+                   uint32_t *hi)
+{
+    uint32_t pos = t->rows[r].pos, window = t->a->window;
+    uint32_t first = window != 0 && pos >= window ? pos - window + 1 : 0;
+
+    *lo = first <= base ? 0 : first - base < CPU_ATTN_KEYS ? first - base : CPU_ATTN_KEYS;
+    *hi = pos < base ? 0 : pos - base < CPU_ATTN_KEYS ? pos - base + 1 : CPU_ATTN_KEYS;
+    if (*lo >= *hi) {
+        *lo = *hi = 0;
+    }
+}
 
 /* How the query rows of a span are cut: tiles of n_each rows of each of n_heads key-value heads. */
 struct span_cut {
@@ -27,7 +65,7 @@ static struct span_cut cut(const struct attn_run *r, const struct bt_k_span *s)
     struct span_cut c = {.n_rows = s->n * r->group};
 
     c.n_each = c.n_rows < r->tile_rows ? c.n_rows : r->tile_rows;
-    c.n_heads = CPU_ATTN_ROWS / c.n_each < r->tile_heads ? CPU_ATTN_ROWS / c.n_each : r->tile_heads;
+    c.n_heads = r->rows_max / c.n_each < r->tile_heads ? r->rows_max / c.n_each : r->tile_heads;
     c.row_tiles = (c.n_rows + c.n_each - 1) / c.n_each;
     c.head_tiles = (r->kv->n_kv_heads + c.n_heads - 1) / c.n_heads;
     return c;
@@ -57,7 +95,11 @@ static void attn_task(void *arg, uint32_t task, uint32_t thread)
         t.rows[i].out = r->a->out + row * r->a->out_stride + at;
         t.rows[i].pos = s->pos + token;
     }
-    r->ctx->isa->attention(&t, cpu_scratch(r->ctx, thread));
+    if (r->ctx->attn != NULL) {
+        r->ctx->attn->attention(&t, cpu_scratch(r->ctx, thread));
+    } else {
+        r->ctx->isa->attention(&t, cpu_scratch(r->ctx, thread));
+    }
 }
 
 /* Whether n_threads finish together: many tasks for each, or as many equal ones. */
@@ -86,12 +128,13 @@ void cpu_attention(struct bt_kctx *k, const struct bt_k_attn *a, const struct bt
                            .spans = spans,
                            .n_spans = n_spans,
                            .group = a->n_heads / kv->n_kv_heads,
-                           .tile_rows = CPU_ATTN_ROWS,
+                           .rows_max = cpu_of(k)->attn != NULL ? CPU_ATTN16_ROWS : CPU_ATTN_ROWS,
                            .tile_heads = kv->n_kv_heads};
     uint32_t n_tasks = 0;
 
     BT_ASSERT(kv->n_kv_heads > 0 && a->n_heads % kv->n_kv_heads == 0 && kv->dtype <= BT_DTYPE_BF16);
     BT_ASSERT(kv->head_dim > 0 && kv->head_dim <= CPU_HEAD_DIM_MAX && kv->page_tokens > 0);
+    run.tile_rows = run.rows_max;
     /* The query heads of a key-value head are parted only where threads would be idle. */
     while (!is_even(&run, &n_tasks) && run.ctx->n_threads > 1) {
         if (run.tile_heads > 1) {

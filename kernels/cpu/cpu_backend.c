@@ -286,6 +286,7 @@ enum bt_status bt_k_create_cpu(const struct bt_k_opts *opts, struct bt_kctx **ou
     c->isa = isa->f32;
     c->int8 = strcmp(numerics, "cpu-int8") == 0 ? isa->int8 : NULL;
     c->bf16 = strcmp(numerics, "cpu-bf16") == 0 ? isa->bf16 : NULL;
+    c->attn = strcmp(numerics, "cpu-f32") != 0 ? isa->bf16 : NULL;
     c->n_threads = n_threads;
     c->scratch_bytes = (size_t)n_threads * CPU_SCRATCH * sizeof(float);
     c->scratch = cpu_map(c->scratch_bytes);

@@ -46,7 +46,8 @@
 #define CPU_INT8_WORDS   18U
 #define CPU_BF16_ROWS    512U /* rows of x rounded to bf16 at a time */
 #define CPU_HEAD_DIM_MAX 512U
-#define CPU_ATTN_ROWS    64U /* query rows (token, head) in one attention tile */
+#define CPU_ATTN_ROWS    64U /* query rows (token, head) in one attention tile … */
+#define CPU_ATTN16_ROWS  96U /* … with products of bf16 */
 #define CPU_ATTN_KEYS    64U /* keys in a block of the online softmax, aligned at absolute positions */
 #define CPU_THREADS_MAX  1024U
 
@@ -58,7 +59,12 @@
 #define CPU_SCRATCH_ATTN                                                                           \
     (2U * CPU_ATTN_ROWS * CPU_HEAD_DIM_MAX + CPU_ATTN_ROWS * CPU_ATTN_KEYS +                       \
      CPU_ATTN_KEYS * CPU_HEAD_DIM_MAX)
-#define CPU_SCRATCH (CPU_SCRATCH_GEMM > CPU_SCRATCH_ATTN ? CPU_SCRATCH_GEMM : CPU_SCRATCH_ATTN)
+/* With products of bf16: q, accumulators, scores, probabilities, sums, one block of K or V. */
+#define CPU_SCRATCH_ATTN16                                                                         \
+    (CPU_ATTN16_ROWS * (2U * CPU_HEAD_DIM_MAX + 2U * CPU_ATTN_KEYS + CPU_PANEL) +                  \
+     CPU_ATTN_KEYS * CPU_HEAD_DIM_MAX / 2U)
+#define CPU_MAX(a, b) ((a) > (b) ? (a) : (b))
+#define CPU_SCRATCH   CPU_MAX(CPU_SCRATCH_GEMM, CPU_MAX(CPU_SCRATCH_ATTN, CPU_SCRATCH_ATTN16))
 
 struct cpu_weight {
     struct bt_kweight base;
@@ -107,6 +113,29 @@ struct cpu_int8 {
                  uint32_t p1, float *scratch);
 };
 
+/* Query rows of neighbouring key-value heads, equally many of each, one head's after the other's; they need not be
+ * neighbours. */
+struct cpu_attn_tile {
+    const struct bt_k_attn *a;
+    const struct bt_k_kv *kv;
+    const uint32_t *pages;
+    uint32_t kv_head, n_kv_heads;
+    uint32_t n_rows; /* of all of them, <= CPU_ATTN_ROWS, or CPU_ATTN16_ROWS */
+    struct {
+        const float *q;
+        float *out;
+        uint32_t pos;
+    } rows[CPU_MAX(CPU_ATTN_ROWS, CPU_ATTN16_ROWS)];
+};
+
+/* Where the first head's keys of the block of CPU_ATTN_KEYS positions from base on are stored; for positions that no row sees, some
+ * row that may be read. first, last: the positions that some row sees; one is in the block. row_bytes: of one head. */
+void cpu_attn_keys(const struct cpu_attn_tile *t, size_t row_bytes, uint32_t first, uint32_t last,
+                   uint32_t base, const uint8_t *out[CPU_ATTN_KEYS]);
+/* The keys of that block that row r sees: [lo, hi); none: both are 0. */
+void cpu_attn_seen(const struct cpu_attn_tile *t, uint32_t r, uint32_t base, uint32_t *lo,
+                   uint32_t *hi);
+
 /* A product of class cpu-bf16: x of g as the prepare of the same table left it, in tiles of tile_rows rows (the last one may
  * have fewer), one after the other. */
 struct cpu_bf16_run {
@@ -115,7 +144,7 @@ struct cpu_bf16_run {
     uint32_t tile_rows;
 };
 
-/* Products of activations in bf16 with bf16 weights, for one instruction set. */
+/* Products of activations in bf16 with bf16 weights, and attention with products of bf16, for one instruction set. */
 struct cpu_bf16 {
     uint32_t tile_rows_max;
     uint32_t pair_words; /* 32-bit words that two k of one row of x take */
@@ -125,21 +154,9 @@ struct cpu_bf16 {
     void (*gemv)(const struct cpu_bf16_run *r, uint32_t p0, uint32_t p1);
     void (*gemm)(const struct cpu_bf16_run *r, uint32_t tile0, uint32_t tile1, uint32_t p0,
                  uint32_t p1);
-};
-
-/* Query rows of neighbouring key-value heads, equally many of each, one head's after the other's; they need not be
- * neighbours. */
-struct cpu_attn_tile {
-    const struct bt_k_attn *a;
-    const struct bt_k_kv *kv;
-    const uint32_t *pages;
-    uint32_t kv_head, n_kv_heads;
-    uint32_t n_rows; /* of all of them, <= CPU_ATTN_ROWS */
-    struct {
-        const float *q;
-        float *out;
-        uint32_t pos;
-    } rows[CPU_ATTN_ROWS];
+    void (*round)(uint16_t *out, const float *x, uint32_t n); /* as attention rounds K and V */
+    /* scratch: CPU_SCRATCH_ATTN16 floats. */
+    void (*attention)(const struct cpu_attn_tile *t, float *scratch);
 };
 
 struct cpu_isa {
@@ -184,6 +201,7 @@ struct cpu_ctx {
     size_t scratch_bytes;
     const struct cpu_int8 *int8; /* NULL: not the integer class */
     const struct cpu_bf16 *bf16; /* NULL: not class cpu-bf16 */
+    const struct cpu_bf16 *attn; /* its attention is that of the class; NULL: isa's is */
     int32_t *
         xq; /* x in 8 bits or in bf16: rows of the widest weight that takes it so, grown when weights are created */
     size_t xq_bytes;

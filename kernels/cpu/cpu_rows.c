@@ -126,12 +126,23 @@ void cpu_rope(struct bt_kctx *k, float *x, size_t ldx, const float *cos, const f
 }
 
 struct store_run {
-    const struct cpu_isa *isa;
+    const struct cpu_ctx *ctx;
     const struct bt_k_kv *kv;
     const struct bt_k_span *span;
     const float *key, *value;
     size_t ldk, ldv;
 };
+
+/* bf16 as attention will read it, where that reads all as bf16. */
+static void store_row(const struct cpu_ctx *c, void *to, const float *from, uint32_t n,
+                      enum bt_dtype t)
+{
+    if (t == BT_DTYPE_BF16 && c->attn != NULL) {
+        c->attn->round(to, from, n);
+    } else {
+        c->isa->round_store(to, from, n, t);
+    }
+}
 
 static void store_range(void *arg, uint32_t first, uint32_t last)
 {
@@ -148,9 +159,9 @@ static void store_range(void *arg, uint32_t first, uint32_t last)
         for (uint32_t h = 0; h < kv->n_kv_heads; h++) {
             size_t at = ((size_t)h * kv->page_tokens + pos % kv->page_tokens) * row_bytes;
             size_t v_half = (size_t)kv->n_kv_heads * kv->page_tokens * row_bytes;
-            r->isa->round_store(page + at, key + (size_t)h * kv->head_dim, kv->head_dim, kv->dtype);
-            r->isa->round_store(page + v_half + at, value + (size_t)h * kv->head_dim, kv->head_dim,
-                                kv->dtype);
+            store_row(r->ctx, page + at, key + (size_t)h * kv->head_dim, kv->head_dim, kv->dtype);
+            store_row(r->ctx, page + v_half + at, value + (size_t)h * kv->head_dim, kv->head_dim,
+                      kv->dtype);
         }
     }
 }
@@ -160,7 +171,7 @@ void cpu_kv_store(struct bt_kctx *k, const struct bt_k_kv *kv, const float *key,
 {
     BT_ASSERT(kv->dtype <= BT_DTYPE_BF16 && kv->page_tokens > 0);
     for (uint32_t s = 0; s < n_spans; s++) {
-        struct store_run run = {.isa = cpu_of(k)->isa,
+        struct store_run run = {.ctx = cpu_of(k),
                                 .kv = kv,
                                 .span = &spans[s],
                                 .key = key,

@@ -1,0 +1,135 @@
+#ifndef BT_TESTS_PARITY_ATTENTION_PARITY_H
+#define BT_TESTS_PARITY_ATTENTION_PARITY_H
+
+/* What the attention tests share: one sequence with its paged cache, computed in chunks. */
+
+#include "tests/parity/kernel_parity.h"
+
+struct shape {
+    uint32_t n_heads, n_kv_heads, head_dim, page_tokens, n_tokens, window;
+    enum bt_dtype dtype;
+    float softcap;
+};
+
+/* One sequence, its q, k, v rows and its paged cache. */
+struct seq {
+    struct shape s;
+    float *q, *k, *v;
+    struct bt_k_kv kv;
+    uint32_t *pages;
+    size_t kv_bytes;
+    size_t q_stride, kv_stride;
+};
+
+static inline float rounded(float x, enum bt_dtype t)
+{
+    uint32_t u;
+
+    if (t == BT_DTYPE_F32) {
+        return x;
+    }
+    if (t == BT_DTYPE_BF16) {
+        memcpy(&u, &x, 4);
+        u = (u + 0x7fff + (u >> 16 & 1)) & 0xffff0000U;
+        memcpy(&x, &u, 4);
+        return x;
+    }
+    int e = 0;
+    (void)frexpf(x, &e);
+    e = e < -13 ? -24 : e - 11;
+    return ldexpf(rintf(ldexpf(x, -e)), e);
+}
+
+static inline void seq_init(struct seq *q, struct shape s)
+{
+    size_t width = (size_t)s.n_kv_heads * s.head_dim;
+    uint32_t n_pages = (s.n_tokens + s.page_tokens - 1) / s.page_tokens;
+
+    q->s = s;
+    q->q_stride = (size_t)s.n_heads * s.head_dim + 7;
+    q->kv_stride = width + 3;
+    q->q = pk_floats(s.n_tokens * q->q_stride, -2, 2);
+    q->k = pk_floats(s.n_tokens * q->kv_stride, -2, 2);
+    q->v = pk_floats(s.n_tokens * q->kv_stride, -2, 2);
+    q->kv = (struct bt_k_kv){.page_tokens = s.page_tokens,
+                             .n_kv_heads = s.n_kv_heads,
+                             .head_dim = s.head_dim,
+                             .dtype = s.dtype};
+    q->kv.page_stride = 2 * width * s.page_tokens * bt_dtype_block_bytes(s.dtype) + 64;
+    q->kv_bytes = q->kv.page_stride * 2 * n_pages;
+    q->kv.base = bt_alloc(q->kv_bytes);
+    memset(q->kv.base, 0xff, q->kv_bytes); /* NaN in every dtype */
+    q->pages = bt_alloc(n_pages * sizeof(uint32_t));
+    for (uint32_t i = 0; i < n_pages; i++) {
+        q->pages[i] = 2 * (n_pages - 1 - i) + (i & 1);
+    }
+}
+
+static inline void seq_fini(struct seq *q)
+{
+    bt_free(q->q);
+    bt_free(q->k);
+    bt_free(q->v);
+    bt_free(q->kv.base);
+    bt_free(q->pages);
+}
+
+/* Tokens [from, from + n): store K and V, then attend, as a model does. */
+static inline void seq_chunk(struct bt_kctx *k, struct seq *q, float *out, uint32_t from,
+                             uint32_t n)
+{
+    size_t width = (size_t)q->s.n_heads * q->s.head_dim;
+    struct bt_k_span span = {.row = 0, .n = n, .pos = from, .pages = q->pages};
+    struct bt_k_attn a = {.q = q->q + from * q->q_stride,
+                          .out = out + from * width,
+                          .q_stride = q->q_stride,
+                          .out_stride = width,
+                          .n_heads = q->s.n_heads,
+                          .scale = 1.0F / sqrtf((float)q->s.head_dim),
+                          .softcap = q->s.softcap,
+                          .window = q->s.window};
+
+    bt_k_kv_store(k, &q->kv, q->k + from * q->kv_stride, q->kv_stride, q->v + from * q->kv_stride,
+                  q->kv_stride, &span, 1);
+    bt_k_attention(k, &a, &q->kv, &span, 1);
+}
+
+/* In double precision, of K and V as stored. */
+static inline void seq_reference(const struct seq *q, double *out)
+{
+    const struct shape *s = &q->s;
+    uint32_t group = s->n_heads / s->n_kv_heads, dim = s->head_dim;
+    double *p = bt_alloc(s->n_tokens * sizeof(double));
+
+    for (uint32_t t = 0; t < s->n_tokens; t++) {
+        for (uint32_t h = 0; h < s->n_heads; h++) {
+            uint32_t from = s->window != 0 && t >= s->window ? t - s->window + 1 : 0;
+            double max = -1e300, sum = 0, *o = out + ((size_t)t * s->n_heads + h) * dim;
+            for (uint32_t j = from; j <= t; j++) {
+                double dot = 0;
+                for (uint32_t d = 0; d < dim; d++) {
+                    dot += (double)q->q[t * q->q_stride + h * dim + d] *
+                           (double)rounded(q->k[j * q->kv_stride + h / group * dim + d], s->dtype);
+                }
+                dot /= sqrt((double)dim);
+                p[j] = s->softcap > 0 ? (double)s->softcap * tanh(dot / (double)s->softcap) : dot;
+                max = p[j] > max ? p[j] : max;
+            }
+            memset(o, 0, dim * sizeof(double));
+            for (uint32_t j = from; j <= t; j++) {
+                double e = exp(p[j] - max);
+                sum += e;
+                for (uint32_t d = 0; d < dim; d++) {
+                    o[d] +=
+                        e * (double)rounded(q->v[j * q->kv_stride + h / group * dim + d], s->dtype);
+                }
+            }
+            for (uint32_t d = 0; d < dim; d++) {
+                o[d] /= sum;
+            }
+        }
+    }
+    bt_free(p);
+}
+
+#endif
