@@ -27,6 +27,7 @@ from cluster_load import ROOT, commit, machine, percentile
 from gpu_model import SIZES, bytes_of, write_model
 
 TINY = os.path.join(ROOT, "tests", "golden", "models", "llama")
+TINY_BF16 = os.path.join(ROOT, "tests", "golden", "models", "llama-bf16")
 PROMPT = [1, *range(40, 75)]
 # Dense BF16 peak in TFLOP/s and memory bandwidth in GB/s, from NVIDIA's data sheets; the first name that is part of the device's counts.
 PEAKS = [("GH200", 989, 4900), ("H200", 989, 4800), ("H100 PCIe", 756, 2000), ("H100 NVL", 835, 3900), ("H100", 989, 3350), ("B200", 2250, 8000),
@@ -37,7 +38,11 @@ TOTAL = 590
 
 
 class Failed(Exception):
-    """What a section found wrong."""
+    """What a section found wrong; figures: what it measured all the same."""
+
+    def __init__(self, text, figures=()):
+        super().__init__(text)
+        self.figures = list(figures)
 
 
 class Skipped(Exception):
@@ -127,7 +132,7 @@ class Check:
         except Skipped as e:
             entry.update(status="skipped", note=str(e))
         except (Failed, OSError, ValueError, KeyError, IndexError, http.client.HTTPException) as e:
-            entry.update(status="failed", note=str(e) if isinstance(e, Failed) else repr(e))
+            entry.update(status="failed", note=str(e) if isinstance(e, Failed) else repr(e), figures=getattr(e, "figures", []))
         entry["note"] = "; ".join(filter(None, [*self.notes, entry["note"]]))
         entry["seconds"] = round(time.monotonic() - began, 1)
         self.sections.append(entry)
@@ -272,20 +277,27 @@ def sanitizer(c):
     run_tests(c, [[tool, "--tool", kind, "--error-exitcode", "9", c.program(n)] for kind in ("memcheck", "racecheck") for n in ("test_cuda_rows", "test_cuda_attention")])
 
 
-def relay(c):
-    """Two daemons on the device: pages cross, and an answer is one answer whatever the chunks."""
+def one_answer(c, model, *options):
+    """The answer of two daemons, which is one whatever the chunks; pages crossed."""
     answers = []
-    for options in ([], ["--chunk-tokens", "7", "--prefix-cache", "off"]):
-        with Cluster(c, TINY, "--kv-bytes", "64MiB", *options) as cluster:
+    for more in ([], ["--chunk-tokens", "7", "--prefix-cache", "off"]):
+        with Cluster(c, model, "--kv-bytes", "64MiB", *options, *more) as cluster:
             got, usage = cluster.answer(PROMPT)
             if usage["transferred_tokens"] != len(PROMPT):
                 raise Failed(f"{usage['transferred_tokens']} of {len(PROMPT)} tokens were moved")
             answers += [got, cluster.answer(PROMPT)[0]]
     if any(a != answers[0] for a in answers):
-        raise Failed(f"one prompt, several answers: {answers}")
+        raise Failed(f"one prompt, several answers of {os.path.basename(model)}: {answers}")
+    return answers[0]
+
+
+def relay(c):
+    """Two daemons on the device, in f32 and, with 16-bit weights and pages, on tensor cores; then those of cuBLAS."""
+    exact = one_answer(c, TINY)
+    one_answer(c, TINY_BF16, "--kv-dtype", "bf16")
     with Cluster(c, TINY, "--kv-bytes", "64MiB", "--numerics", "cuda-cublas") as cluster:
         got, _ = cluster.answer(PROMPT)
-        off = max(abs(a - b) for a, b in zip(got["token_logprobs"], answers[0]["token_logprobs"]))
+        off = max(abs(a - b) for a, b in zip(got["token_logprobs"], exact["token_logprobs"]))
         if off > 1e-3:  # F32 weights: only the order of sums differs
             raise Failed(f"class cuda-cublas is off by {off:.3g} in a log-probability")
 
@@ -336,7 +348,7 @@ def speed(c):
             figures.append({"what": f"{r['phase']} {r['batch']} at {r['context']}", "class": run["numerics"], "tokens_per_s": r["tokens_per_s"],
                             "ms": 1e3 * r["seconds"], "tflops": r["gops"] / 1e3, "gbytes_per_s": r["gbytes_per_s"], "share": share, "share_of": of})
     if c.notes:
-        raise Failed(f"{len(c.notes)} of {len(c.args.classes.split(','))} classes could not be measured")
+        raise Failed(f"{len(c.notes)} of {len(c.args.classes.split(','))} classes could not be measured", figures)
     return figures
 
 
