@@ -26,7 +26,6 @@ elseif(BT_CUDA)
     set(CMAKE_CUDA_COMPILER_LAUNCHER ${Python3_EXECUTABLE} ${CMAKE_SOURCE_DIR}/tools/cuda_usage.py run)
     find_package(CUDAToolkit 13.0 REQUIRED)
     set(CMAKE_CUDA_STANDARD 17)
-    # No contraction: what is fused says fmaf, so a device gives the bits of the emulation.
     # cuBLASLt: of the toolkit, else the wheel that deploy/quickstart.sh --cuda puts into build/cuda-wheels. The headers are what a
     # build needs; the library is opened at run time (kernels/cuda/cuda_blas_lib.c). A wheel has no unversioned name.
     set(cublas_wheel ${CMAKE_SOURCE_DIR}/build/cuda-wheels/nvidia/cu13)
@@ -44,5 +43,6 @@ elseif(BT_CUDA)
         message(STATUS "cuBLAS: none in the CUDA toolkit nor in build/cuda-wheels (deploy/quickstart.sh --deps-only --cuda): "
             "own kernels only, no numerics class cuda-cublas")
     endif()
+    # No contraction: what is fused says fmaf, so a device gives the bits of the emulation.
     set(BT_CU_OPTIONS --fmad=false -Xptxas=-v -Xcompiler=-Wall,-Wextra,-Wno-unknown-pragmas)
 endif()

@@ -56,8 +56,6 @@ extern "C" {
 #define CUDA_TILE_SEGMENT 512U /* k values in one chain of a product on tensor cores */
 #define CUDA_EXPERTS_MAX  1024U
 #define CUDA_MOE_ROWS     512U /* rows routed together; more rows go in several rounds */
-#define CUDA_SHARED_MAX                                                                            \
-    (160U * 1024U) /* shared memory of a block: what sm_80 has, and a little less */
 
 /* Kernels of products are made for each of these; the first three have the numbers of their types. TILES: bf16 in fragments,
  * for tensor cores; BLOCK_TILES: as BLOCKS, for tensor cores. */
