@@ -86,14 +86,11 @@ static void turned_away(struct bt_buf *b, const struct bt_xfer_stats *x)
     }
 }
 
-/* Where the KV pages lie in device memory. */
-static void device_pages(const struct bt_node *n, struct bt_buf *b, const struct bt_xfer_stats *x)
+/* Nothing where the host reaches the pages. */
+static void device_pages(struct bt_buf *b, const struct bt_xfer_stats *x)
 {
     static const char name[] = "baton_kv_device_bytes_total";
 
-    if (!n->layout->device_memory) {
-        return;
-    }
     bt_prom_head(b, name, BT_PROM_COUNTER,
                  "Bytes of KV pages that went between device memory and the wire; staged: through "
                  "pinned memory, direct: without.");
@@ -222,7 +219,7 @@ static void render_metrics(struct bt_node *n, struct bt_buf *b)
     one(b, "baton_kv_stale_messages_total", BT_PROM_COUNTER,
         "Page messages dropped: ticket, generation, peer or range did not match.",
         x.drop_unknown + x.drop_generation + x.drop_peer + x.drop_range + x.drop_malformed);
-    device_pages(n, b, &x);
+    device_pages(b, &x);
     turned_away(b, &x);
     sealed_threads(b, &s, &x);
     steps(n, b);
