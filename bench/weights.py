@@ -78,7 +78,7 @@ def model(args, kind):
 
 def perplexity(args, path, numerics):
     text = output([os.path.join(args.bin, "baton"), "perplexity", path, args.text, "--numerics", numerics])
-    m = re.match(r"perplexity (\S+) ± (\S+) in class \S+: (\d+) tokens in \d+ windows of (\d+)", text)
+    m = re.match(r"perplexity (\S+) ± (\S+) in class \S+, kv \S+: (\d+) tokens in \d+ windows of (\d+)", text)
     return {"perplexity": float(m[1]), "error": float(m[2]), "tokens": int(m[3]), "context": int(m[4])}
 
 

@@ -13,6 +13,7 @@
 #include "base/options.h"
 #include "cli/cli.h"
 #include "files/gguf.h"
+#include "kernels/kv_type.h"
 #include "model/model.h"
 #include "text/tokenizer.h"
 
@@ -21,6 +22,7 @@ enum { ROWS = 64, PAGE_TOKENS = 16 };
 struct perplexity_cfg {
     uint32_t context, threads;
     int numerics; /* 0: auto, else bt_k_classes[numerics - 1] */
+    int kv_dtype; /* bt_k_kv_types[kv_dtype] */
 };
 
 static const struct bt_opt options[] = {
@@ -30,6 +32,8 @@ static const struct bt_opt options[] = {
      "Threads; 0: all CPUs that this process may use."},
     {"numerics", BT_OPT_ENUM, offsetof(struct perplexity_cfg, numerics), "auto", 0, 0,
      "auto|" BT_K_CLASSES, NULL, "Numerics class, as nodes have it."},
+    {"kv-dtype", BT_OPT_ENUM, offsetof(struct perplexity_cfg, kv_dtype), "auto", 0, 0,
+     BT_K_KV_TYPES, NULL, "Element type of the KV cache, as nodes have it."},
 };
 
 struct run {
@@ -105,14 +109,15 @@ static enum bt_status read_ids(struct run *r, const char *path, struct bt_err *e
     return st;
 }
 
-static enum bt_status make_pool(struct run *r, struct bt_err *err)
+static enum bt_status make_pool(struct run *r, enum bt_dtype kv_dtype, struct bt_err *err)
 {
     const struct bt_model_info *info = bt_model_info(r->m);
     uint32_t n_pages = (r->context + PAGE_TOKENS - 1) / PAGE_TOKENS;
-    size_t page = (size_t)2 * info->n_kv_heads * PAGE_TOKENS * info->head_dim * sizeof(float);
+    size_t page = (size_t)2 * info->n_kv_heads * PAGE_TOKENS * info->head_dim *
+                  bt_dtype_block_bytes(kv_dtype);
 
     r->kv.page_tokens = PAGE_TOKENS;
-    r->kv.dtype = BT_DTYPE_F32;
+    r->kv.dtype = kv_dtype;
     r->pages = bt_alloc(n_pages * sizeof(*r->pages));
     r->logits = bt_alloc((size_t)ROWS * info->vocab * sizeof(float));
     bool ok = r->pages != NULL && r->logits != NULL;
@@ -244,10 +249,10 @@ static enum bt_status run_windows(struct run *r, struct bt_err *err)
     }
     bt_free(window);
     if (st == BT_OK) {
-        printf("perplexity %.4f ± %.4f in class %s: %llu tokens in %zu windows of %u, "
+        printf("perplexity %.4f ± %.4f in class %s, kv %s: %llu tokens in %zu windows of %u, "
                "log-likelihood %.6f a token\n",
-               perplexity(r), error_bar(r), bt_k_numerics(r->k), (unsigned long long)r->n,
-               n_windows, r->context, -r->sum / (double)r->n);
+               perplexity(r), error_bar(r), bt_k_numerics(r->k), bt_dtype_name(r->kv.dtype),
+               (unsigned long long)r->n, n_windows, r->context, -r->sum / (double)r->n);
     }
     return st;
 }
@@ -270,7 +275,7 @@ static enum bt_status measure(const char *model, const char *file, const struct 
     if (st == BT_OK) {
         uint32_t context = bt_model_info(r.m)->context;
         r.context = cfg->context < context ? cfg->context : context;
-        st = make_pool(&r, err);
+        st = make_pool(&r, bt_k_kv_type(bt_k_kv_types[cfg->kv_dtype], bt_k_numerics(r.k)), err);
     }
     st = st == BT_OK ? run_windows(&r, err) : st;
     run_fini(&r);

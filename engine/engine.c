@@ -10,6 +10,7 @@
 #include "base/buf.h"
 #include "base/mem.h"
 #include "base/options.h"
+#include "kernels/kv_type.h"
 #include "kernels/open.h"
 
 /* Logits rows that the prompts of one step may ask for: ends of prompts, and all rows of an echoed
@@ -20,8 +21,7 @@
 
 static enum bt_status check_opts(const struct bt_engine_opts *o, struct bt_err *err)
 {
-    if (o->kv_dtype != BT_DTYPE_F32 && o->kv_dtype != BT_DTYPE_F16 &&
-        o->kv_dtype != BT_DTYPE_BF16) {
+    if (o->kv_dtype > BT_DTYPE_BF16 && o->kv_dtype != BT_K_KV_AUTO) {
         return bt_err_set(err, BT_ERR_INVALID, "KV type must be f32, f16 or bf16, not %s",
                           bt_dtype_name(o->kv_dtype));
     }
@@ -57,6 +57,7 @@ static enum bt_status open_model(struct bt_engine *e, const struct bt_engine_opt
     if (st != BT_OK) {
         return st;
     }
+    e->opts.kv_dtype = bt_k_kv_type(o->kv_dtype, bt_k_numerics(e->k));
     if (strcmp(o->backend, "cpu") != 0 && o->kv_bytes == 0) {
         return bt_err_set(err, BT_ERR_INVALID,
                           "backend %s needs --kv-bytes: how much of a device is free is not asked",

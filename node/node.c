@@ -15,6 +15,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/notify.h"
+#include "kernels/kv_type.h"
 #include "kernels/open.h"
 #include "net/addr.h"
 #include "net/grpc.h"
@@ -530,7 +531,6 @@ static const char *numerics_of(const struct bt_node_cfg *cfg)
 
 static enum bt_status start_engine(struct bt_node *n, struct bt_err *err)
 {
-    static const enum bt_dtype dtypes[] = {BT_DTYPE_F32, BT_DTYPE_F16, BT_DTYPE_BF16};
     struct bt_engine *e = NULL;
     struct bt_buf panel_dir = {0};
     uint64_t t0 = bt_clock_ns();
@@ -545,7 +545,7 @@ static enum bt_status start_engine(struct bt_node *n, struct bt_err *err)
         .n_threads = n->cfg.threads,
         .kv_bytes = n->cfg.kv_bytes,
         .page_tokens = n->cfg.page_tokens,
-        .kv_dtype = dtypes[n->cfg.kv_dtype],
+        .kv_dtype = bt_k_kv_types[n->cfg.kv_dtype],
         .chunk_tokens = n->cfg.chunk_tokens,
         .max_batch = n->cfg.max_batch,
         .max_seqs = BT_LEGS * n->cfg.max_jobs,

@@ -1,5 +1,6 @@
 /* The option tables of prefilld and decoded. */
 
+#include "kernels/kv_type.h"
 #include "kernels/open.h"
 #include "node/node.h"
 
@@ -50,8 +51,9 @@ const char *const bt_node_backends[] = {"cpu", "cuda", "emulated"};
             "only: the cuda backend must be told)."),                                              \
         ROW("page-tokens", BT_OPT_U32, page_tokens, "16", 1, 4096, NULL, "N",                      \
             "Tokens in a KV page; must be the same on every node."),                               \
-        ROW("kv-dtype", BT_OPT_ENUM, kv_dtype, "f32", 0, 0, "f32|f16|bf16", NULL,                  \
-            "Element type of the KV cache; must be the same on every node."),                      \
+        ROW("kv-dtype", BT_OPT_ENUM, kv_dtype, "auto", 0, 0, BT_K_KV_TYPES, NULL,                  \
+            "Element type of the KV cache; must be the same on every node. auto: bf16 in the "     \
+            "classes cpu-int8 and cpu-bf16, where it gives the bits of f32, else f32."),           \
         ROW("chunk-tokens", BT_OPT_U32, chunk_tokens, "512", 1, 65536, NULL, "N",                  \
             "Prompt tokens computed in one step at most."),                                        \
         ROW("max-seqs", BT_OPT_U32, max_jobs, "1024", 1, 65536, NULL, "N",                         \

@@ -16,6 +16,7 @@
 #include "bench/engine/part_times.h"
 #include "bench/engine/run_limits.h"
 #include "engine/engine_int.h"
+#include "kernels/kv_type.h"
 #include "kernels/open.h"
 
 #define REPEATS_MAX  256U
@@ -44,8 +45,8 @@ static const struct bt_opt options[] = {
         "Instruction set of the CPU kernels."),
     ROW("numerics", BT_OPT_ENUM, numerics, "auto", 0, 0, "auto|" BT_K_ALL_CLASSES, NULL,
         "Numerics class; auto: by the weights."),
-    ROW("kv-dtype", BT_OPT_ENUM, kv_dtype, "f32", 0, 0, "f32|f16|bf16", NULL,
-        "Element type of the KV cache."),
+    ROW("kv-dtype", BT_OPT_ENUM, kv_dtype, "auto", 0, 0, BT_K_KV_TYPES, NULL,
+        "Element type of the KV cache; auto: as nodes have it."),
     ROW("page-tokens", BT_OPT_U32, page_tokens, "16", 1, 4096, NULL, "N", "Tokens in a KV page."),
     ROW("chunk-tokens", BT_OPT_U32, chunk_tokens, "512", 1, 65536, NULL, "N",
         "Prompt tokens computed in one step at most."),
@@ -551,7 +552,6 @@ static uint64_t pool_tokens(void)
 
 static size_t create(const char *path)
 {
-    static const enum bt_dtype dtypes[] = {BT_DTYPE_F32, BT_DTYPE_F16, BT_DTYPE_BF16};
     struct bt_model *m = NULL;
     struct bt_err err = {0};
     uint32_t max_batch = 1;
@@ -573,7 +573,9 @@ static size_t create(const char *path)
             exit(2);
         }
     }
-    enum bt_dtype t = dtypes[cfg.kv_dtype];
+    const char *class = cfg.numerics > 0 ? bt_k_all_classes[cfg.numerics - 1]
+                                         : bt_model_numerics(m, backends[cfg.backend]);
+    enum bt_dtype t = bt_k_kv_type(bt_k_kv_types[cfg.kv_dtype], class);
     size_t kv = pool_tokens() * kv_bytes_per_token(bt_model_info(m), t);
     bt_model_destroy(m);
 
@@ -581,8 +583,7 @@ static size_t create(const char *path)
                                .backend = backends[cfg.backend],
                                .device = cfg.device,
                                .isa = bt_k_isas[cfg.isa],
-                               .numerics =
-                                   cfg.numerics > 0 ? bt_k_all_classes[cfg.numerics - 1] : NULL,
+                               .numerics = class,
                                .n_threads = cfg.threads,
                                .kv_bytes = kv,
                                .page_tokens = cfg.page_tokens,

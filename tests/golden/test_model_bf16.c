@@ -1,5 +1,5 @@
 /* Whole models in class cpu-bf16: BF16 weights, from files of them and from other fixtures written as BF16, with experts too. The
- * same bits for a prompt in one call and token by token, on every instruction set; near the logits of class cpu-f32; the same
+ * same bits for a prompt in one call and token by token, over pages of f32 and of bf16, on every instruction set; near the logits of class cpu-f32; the same
  * greedy tokens, except where the two best of them are close. With --backend cuda: in class cuda-bf16, over pages of bf16, so that
  * attention is of that class too; fewer models, for an emulated device is slow. */
 
@@ -86,11 +86,11 @@ static bool write_bf16(const char *dir, const char *to)
 
 /* The logits after the prompt and after each of n_more tokens that follow it, [1 + n_more, vocab]. */
 static void logits_of(struct bt_model_run *r, const uint32_t *ids, uint32_t n, uint32_t n_more,
-                      uint32_t chunk, float *out)
+                      uint32_t chunk, enum bt_dtype kv, float *out)
 {
     uint32_t vocab = bt_model_info(r->m)->vocab;
 
-    bt_model_run_pool(r, 16, kv_dtype, n + n_more);
+    bt_model_run_pool(r, 16, kv, n + n_more);
     CHECK_EQ(bt_model_run_tokens(r, ids, n, 0, chunk, out), BT_OK);
     for (uint32_t i = 0; i < n_more; i++) {
         CHECK_EQ(bt_model_run_tokens(r, &ids[n + i], 1, n + i, 1, out + (size_t)(i + 1) * vocab),
@@ -149,13 +149,14 @@ static void check_case(const char *path, const char *name, const json_t *c, floa
     uint32_t vocab = bt_model_info(r.m)->vocab;
     size_t bytes = (size_t)(n_more + 1) * vocab * sizeof(float);
     CHECK(vocab <= VOCAB_MAX);
-    logits_of(&r, ids, n, n_more, n, want);
+    logits_of(&r, ids, n, n_more, n, kv_dtype, want);
     bt_model_run_close(&r);
     for (uint32_t k = 0; k < n_bf16; k++) {
         CHECK_EQ(bt_model_run_open(&r, path, bf16[k], &err), BT_OK);
-        logits_of(&r, ids, n, n_more, n, k == 0 ? got : again);
+        logits_of(&r, ids, n, n_more, n, kv_dtype, k == 0 ? got : again);
         CHECK(k == 0 || memcmp(got, again, bytes) == 0);
-        logits_of(&r, ids, n, n_more, k % 2 == 0 && kv_dtype == BT_DTYPE_F32 ? 1 : 7, again);
+        logits_of(&r, ids, n, n_more, k % 2 == 0 && kv_dtype == BT_DTYPE_F32 ? 1 : 7, BT_DTYPE_BF16,
+                  again);
         CHECK(memcmp(got, again, bytes) == 0);
         bt_model_run_close(&r);
     }

@@ -154,15 +154,18 @@ FAMILIES = {
 
 
 def check_family(path, numerics="cpu-f32"):
-    """Fewer prompts for the other families: one batch against one at a time, mixed kernels and chunks. Returns the answers."""
+    """Fewer prompts for the other families: one batch against one at a time, mixed kernels and chunks, KV pages of f32 and of the
+    class's own type. Returns the answers."""
     requests = [r for r in prompts() if len(r["prompt"]) in (1, 16, 17, 33, 65, 257, 400)]
 
-    def nodes(*shapes):
-        return [[*node(*s), "--numerics", numerics] for s in shapes]
+    def nodes(*shapes, kv="auto"):
+        return [[*node(*s), "--numerics", numerics, "--kv-dtype", kv] for s in shapes]
 
-    with start(path, nodes(("auto", 1, 512)), nodes(("auto", 1, 512))) as c:
+    with start(path, nodes(("auto", 1, 512), kv="f32"), nodes(("auto", 1, 512), kv="f32")) as c:
         answers = ask_all(c, requests, 1)
     with start(path, nodes(("plain", 2, 16), (best("avx2"), 1, 64)), nodes(("plain", 1, 512), (best("avx512", "avx2"), 2, 512))) as c:
+        own = "f32" if numerics == "cpu-f32" else "bf16"
+        assert all(f"dtype={own} " in n["kv_layout"] for n in c.cluster()["nodes"])
         got = ask_all(c, requests * 4, 28)
     compare(path, got, answers * 4, requests * 4)
     return answers

@@ -31,7 +31,7 @@ def text(tmp_path):
 def log_likelihood(model, text, *args):
     p = run("perplexity", model, text, "--context", 64, "--threads", 1, *args)
     assert p.returncode == 0, p.stderr
-    m = re.fullmatch(r"perplexity (\S+) ± (\S+) in class \S+: (\d+) tokens in (\d+) windows of 64, log-likelihood (\S+) a token\n", p.stdout)
+    m = re.fullmatch(r"perplexity (\S+) ± (\S+) in class \S+, kv \S+: (\d+) tokens in (\d+) windows of 64, log-likelihood (\S+) a token\n", p.stdout)
     assert m, p.stdout
     return float(m[5]), int(m[3])
 

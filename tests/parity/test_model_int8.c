@@ -22,7 +22,8 @@ enum { N_OUT = sizeof(out_rows) / sizeof(out_rows[0]), N_PLAIN = 71, N_OUT_PLAIN
 
 static uint32_t tokens[N_TOKENS];
 
-static bool open_run(struct bt_model_run *r, const char *path, struct bt_kctx *k, uint32_t n)
+static bool open_run(struct bt_model_run *r, const char *path, struct bt_kctx *k, enum bt_dtype kv,
+                     uint32_t n)
 {
     struct bt_err err = {0};
     enum bt_status st = bt_model_run_open(r, path, k, &err);
@@ -33,7 +34,7 @@ static bool open_run(struct bt_model_run *r, const char *path, struct bt_kctx *k
         bt_model_run_close(r);
         return false;
     }
-    bt_model_run_pool(r, PAGE, BT_DTYPE_F32, n);
+    bt_model_run_pool(r, PAGE, kv, n);
     return true;
 }
 
@@ -105,7 +106,7 @@ static void check_type(const struct pk *p, struct bt_kctx *f32, enum bt_dtype t,
     char what[64];
 
     (void)snprintf(what, sizeof(what), "%s%s", bt_dtype_name(t), experts ? ", experts" : "");
-    if (open_run(&r, made_write("values.gguf", t, experts, f32), f32, N_TOKENS)) {
+    if (open_run(&r, made_write("values.gguf", t, experts, f32), f32, BT_DTYPE_F32, N_TOKENS)) {
         one_prompt(&r, N_PLAIN, N_OUT_PLAIN, got);
         bt_model_run_close(&r);
     }
@@ -116,7 +117,8 @@ static void check_type(const struct pk *p, struct bt_kctx *f32, enum bt_dtype t,
     for (int i = p->n - 1; i >= 0; i--) { /* plain C comes last */
         bool plain = strncmp(p->isa[i], "plain", 5) == 0;
         uint32_t n = plain ? N_PLAIN : N_TOKENS, n_out = plain ? N_OUT_PLAIN : N_OUT;
-        if (!open_run(&r, path, p->k[i], N_TOKENS)) {
+        const enum bt_dtype kv = i % 2 == 0 ? BT_DTYPE_F32 : BT_DTYPE_BF16; /* the same bits */
+        if (!open_run(&r, path, p->k[i], kv, N_TOKENS)) {
             return;
         }
         one_prompt(&r, n, n_out, i == p->n - 1 ? want : got);
@@ -171,7 +173,7 @@ static void check_fixtures(struct bt_kctx *k)
         (void)snprintf(path, sizeof(path), "tests/golden/models/%s%s", names[i],
                        strncmp(names[i], "gguf", 4) == 0 ? "/model.gguf" : "");
         CHECK(json_array_size(json_object_get(ref, "cases")) > 0);
-        if (open_run(&r, path, k, N_TOKENS)) {
+        if (open_run(&r, path, k, BT_DTYPE_BF16, N_TOKENS)) {
             json_array_foreach(json_object_get(ref, "cases"), at, c)
             {
                 check_case(&r, c, names[i]);

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "base/mem.h"
+#include "kernels/kv_type.h"
 #include "tests/check.h"
 #include "tests/unit/engine/engine_drive.h"
 
@@ -104,10 +105,28 @@ static bool check_model(const char *folder)
     return true;
 }
 
+/* Pages of the type that suits the class, whatever it is that names the class. */
+static void check_kv_auto(const char *folder)
+{
+    static const char *const numerics[] = {NULL, "cpu-f32", "cpu-bf16", "cpu-int8"};
+    static const char *const want[] = {"dtype=f32 ", "dtype=f32 ", "dtype=bf16 ", "dtype=bf16 "};
+
+    for (size_t i = 0; i < 4; i++) {
+        struct bt_engine_opts o = drive_opts(folder, 16, 100, 4);
+
+        o.kv_dtype = BT_K_KV_AUTO;
+        o.numerics = numerics[i];
+        struct bt_engine *e = drive_open(&o);
+        CHECK(strstr(bt_engine_layout(e)->kv_layout, want[i]) != NULL);
+        bt_engine_destroy(e);
+    }
+}
+
 int main(int argc, char **argv)
 {
     int n = 0;
 
+    check_kv_auto("tests/golden/models/llama");
     for (int i = 1; i < argc; i++) {
         n += check_model(argv[i]);
     }

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include "base/mem.h"
 #include "kernels/backend.h"
+#include "kernels/kv_type.h"
 #include "tests/check.h"
 
 /* The lists for option tables are the arrays. */
@@ -32,6 +33,26 @@ static void test_names(void)
             bt_k_destroy(k);
         }
     }
+}
+
+/* Each name of a type in the list is that of its choice. */
+static void test_kv_types(void)
+{
+    const char *at = BT_K_KV_TYPES;
+
+    for (size_t i = 0; i < sizeof bt_k_kv_types / sizeof bt_k_kv_types[0]; i++) {
+        const enum bt_dtype t = bt_k_kv_types[i];
+        const char *name = t == BT_K_KV_AUTO ? "auto" : bt_dtype_name(t);
+
+        CHECK(strncmp(at, name, strlen(name)) == 0);
+        CHECK(t == BT_K_KV_AUTO || bt_k_kv_type(t, "cpu-int8") == t);
+        at = strchr(at, '|') != NULL ? strchr(at, '|') + 1 : "";
+    }
+    CHECK_STR(at, "");
+    CHECK_EQ(bt_k_kv_type(BT_K_KV_AUTO, "cpu-int8"), BT_DTYPE_BF16);
+    CHECK_EQ(bt_k_kv_type(BT_K_KV_AUTO, "cpu-bf16"), BT_DTYPE_BF16);
+    CHECK_EQ(bt_k_kv_type(BT_K_KV_AUTO, "cpu-f32"), BT_DTYPE_F32);
+    CHECK_EQ(bt_k_kv_type(BT_K_KV_AUTO, "cuda-bf16-sm90"), BT_DTYPE_F32);
 }
 
 static void test_options(void)
@@ -121,6 +142,7 @@ static void test_allocations_fail(void)
 int main(void)
 {
     test_names();
+    test_kv_types();
     test_options();
     test_memory();
     test_allocations_fail();
