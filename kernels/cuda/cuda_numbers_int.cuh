@@ -68,6 +68,31 @@ static __device__ __forceinline__ uint16_t bf16_of_float(float f)
     return (uint16_t)((bits + 0x7fffU + (bits >> 16 & 1U)) >> 16);
 }
 
+/* e4m3, as in base/float8.h: NaNs stay, what is beyond 448 becomes 448. */
+static __device__ __forceinline__ float float_of_f8(uint32_t code)
+{
+    const uint32_t sign = (code & 0x80U) << 24, mag = code & 0x7fU;
+
+    if (mag == 0x7fU) {
+        return float_of_bits(sign | 0x7fc00000U);
+    }
+    /* the same bits, its mantissa filled up, are an f16 2^-8 times as large */
+    return float_of_f16(sign >> 16 | mag << 7) * 0x1p8F;
+}
+
+static __device__ __forceinline__ uint8_t f8_of_float(float f)
+{
+    const uint32_t sign = bits_of_float(f) >> 24 & 0x80U, mag = bits_of_float(f) & 0x7fffffffU;
+
+    if (mag >= 0x43e00000U) { /* 448, or a NaN */
+        return (uint8_t)(sign | (mag > 0x7f800000U ? 0x7fU : 0x7eU));
+    }
+    if (mag < 0x3c800000U) { /* below 2^-6: a multiple of 2^-9, the unit of 2^14 */
+        return (uint8_t)(sign | (bits_of_float(float_of_bits(mag) + 0x1p14F) - 0x46800000U));
+    }
+    return (uint8_t)(sign | (mag + 0x7ffffU + (mag >> 20 & 1U) - ((127U - 7U) << 23)) >> 20);
+}
+
 static __device__ __forceinline__ float device_exp(float x)
 {
     const float magic = 0x1.8p23F;
