@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "base/clock.h"
 #include "base/mem.h"
 
 struct unit {
@@ -375,4 +376,16 @@ void bt_opt_env_name(const char *name, char *out, size_t cap)
         out[n++] = *p == '-' || *p == '.' ? '_' : (char)toupper((unsigned char)*p);
     }
     out[n] = '\0';
+}
+
+enum bt_status bt_opt_check_lease(uint64_t lease, uint64_t heartbeat, struct bt_err *err)
+{
+    if (lease >= 2 * heartbeat) {
+        return BT_OK;
+    }
+    return bt_err_set(err, BT_ERR_INVALID,
+                      "--lease %llu ms is shorter than two heartbeats of %llu ms (--heartbeat): "
+                      "nodes that live would count as gone",
+                      (unsigned long long)(lease / BT_NS_PER_MS),
+                      (unsigned long long)(heartbeat / BT_NS_PER_MS));
 }

@@ -66,6 +66,10 @@ void bt_opt_free(const struct bt_prog *prog, void *cfg); /* frees the strings */
 enum bt_status bt_parse_size(const char *s, uint64_t *out) BT_NODISCARD;
 enum bt_status bt_parse_duration(const char *s, uint64_t *out_ns) BT_NODISCARD;
 
+/* Whether --lease and --heartbeat, ns, go together: BT_ERR_INVALID if a lease is shorter than two heartbeats. */
+enum bt_status bt_opt_check_lease(uint64_t lease, uint64_t heartbeat,
+                                  struct bt_err *err) BT_NODISCARD;
+
 /* The number of CPUs this process may use: affinity mask and cgroup quota, at least 1. */
 uint32_t bt_cpus_usable(void);
 /* Restricts this process, from now on, to the CPUs of a list like "0-3,8": before any thread is made. BT_ERR_INVALID: not

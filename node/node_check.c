@@ -114,13 +114,8 @@ enum bt_status bt_node_check(struct bt_node *n, struct bt_err *err)
     if (strcmp(bt_node_backends[n->cfg.backend], "emulated") == 0) {
         return bt_err_set(err, BT_ERR_INVALID, "--backend emulated: not there yet");
     }
-    if (n->cfg.lease < 2 * n->cfg.heartbeat) {
-        return bt_err_set(
-            err, BT_ERR_INVALID,
-            "--lease %llu ms is shorter than two heartbeats of %llu ms (--heartbeat): "
-            "nodes that live would count as gone",
-            (unsigned long long)(n->cfg.lease / BT_NS_PER_MS),
-            (unsigned long long)(n->cfg.heartbeat / BT_NS_PER_MS));
+    if (bt_opt_check_lease(n->cfg.lease, n->cfg.heartbeat, err) != BT_OK) {
+        return BT_ERR_INVALID;
     }
     if (n->cfg.cpus != NULL && bt_cpus_use(n->cfg.cpus, err) != BT_OK) {
         return bt_err_prefix(err, "--cpus");

@@ -271,13 +271,8 @@ static enum bt_status check_config(struct program *p, struct bt_err *err)
     if ((c->tls_cert == NULL) != (c->tls_key == NULL)) {
         return bt_err_set(err, BT_ERR_INVALID, "--tls-cert and --tls-key: only together");
     }
-    if (c->lease < 2 * c->heartbeat) {
-        return bt_err_set(
-            err, BT_ERR_INVALID,
-            "--lease %llu ms is shorter than two heartbeats of %llu ms (--heartbeat): "
-            "nodes that live would count as gone",
-            (unsigned long long)(c->lease / BT_NS_PER_MS),
-            (unsigned long long)(c->heartbeat / BT_NS_PER_MS));
+    if (bt_opt_check_lease(c->lease, c->heartbeat, err) != BT_OK) {
+        return BT_ERR_INVALID;
     }
     return bt_router_metrics_init(&p->router.metrics, c->buckets_ttft, c->buckets_itl,
                                   c->buckets_request, err);

@@ -426,6 +426,7 @@ static enum bt_status send_rows(struct cuda_ctx *c, struct cuda_weight *w,
     uint32_t at_once = from == to ? d->n_rows : 1; /* rows without padding are one piece */
     enum bt_status st = BT_OK;
 
+    w->rows = true;
     if (from != to) {
         st = cuda_status(cudaMemsetAsync(w->data, 0, d->n_rows * to, c->stream), "zeros", err);
     }
@@ -442,38 +443,14 @@ static enum bt_status send_rows(struct cuda_ctx *c, struct cuda_weight *w,
 enum bt_status cuda_blas_weight_create(struct bt_kctx *k, const struct bt_k_weight_desc *d,
                                        struct bt_kweight **out, struct bt_err *err)
 {
-    struct cuda_ctx *c = cuda_of(k);
+    const struct cuda_view v = {.n_rows = d->n_rows,
+                                .n_cols = d->n_cols,
+                                .n_blocks = padded(d->n_cols) / CUDA_BLOCK,
+                                .dtype = (uint32_t)d->dtype,
+                                .kind = (uint32_t)d->dtype};
 
-    if (d->n_rows == 0 || d->n_cols == 0) {
-        return bt_err_set(err, BT_ERR_INVALID, "a %s matrix of %u rows of %u values",
-                          bt_dtype_name(d->dtype), d->n_rows, d->n_cols);
-    }
-    struct cuda_weight *w = bt_calloc(1, sizeof(*w));
-    if (w == NULL) {
-        return bt_err_set(err, BT_ERR_NOMEM, "out of memory for a weight");
-    }
-    cuda_enter(c);
-    w->rows = true;
-    w->for_gemm = d->for_gemm;
-    w->for_embed = d->for_embed;
-    w->view = (struct cuda_view){.n_rows = d->n_rows,
-                                 .n_cols = d->n_cols,
-                                 .n_blocks = padded(d->n_cols) / CUDA_BLOCK,
-                                 .dtype = (uint32_t)d->dtype,
-                                 .kind = (uint32_t)d->dtype};
-    w->base.packed_bytes = d->n_rows * cuda_row_bytes(d->dtype, d->n_cols);
-    enum bt_status st =
-        cuda_status(cudaMalloc(&w->data, w->base.packed_bytes), "memory of a weight", err);
-    w->view.data = w->data;
-    if (st == BT_OK) {
-        st = send_rows(c, w, d, err);
-    }
-    if (st != BT_OK) {
-        cuda_weight_destroy(k, &w->base);
-        return st;
-    }
-    *out = &w->base;
-    return BT_OK;
+    return cuda_weight_make(cuda_of(k), d, &v, d->n_rows * cuda_row_bytes(d->dtype, d->n_cols),
+                            send_rows, out, err);
 }
 
 void cuda_blas_embed(struct bt_kctx *k, float *y, const struct bt_kweight *table,

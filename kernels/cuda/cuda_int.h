@@ -229,6 +229,14 @@ void *cuda_send_as(struct cuda_ctx *c, const void *key, uint32_t tag, const void
 enum bt_status cuda_upload_init(struct cuda_ctx *c, struct bt_err *err) BT_NODISCARD;
 void cuda_upload_fini(struct cuda_ctx *c);
 
+/* Brings a weight's values to w->data, which has room for them. */
+typedef enum bt_status cuda_weight_load_fn(struct cuda_ctx *c, struct cuda_weight *w,
+                                           const struct bt_k_weight_desc *d, struct bt_err *err);
+/* A weight of `bytes` in device memory that kernels read as view says; its data and perm are set here and by load. */
+enum bt_status cuda_weight_make(struct cuda_ctx *c, const struct bt_k_weight_desc *d,
+                                const struct cuda_view *view, size_t bytes,
+                                cuda_weight_load_fn *load, struct bt_kweight **out,
+                                struct bt_err *err) BT_NODISCARD;
 /* Bytes of one row as packed: the file's, plain types padded to 32 values. */
 size_t cuda_row_bytes(enum bt_dtype dtype, uint32_t n_cols);
 /* Unit in bytes for rows of a type: the widest that divides its blocks. */

@@ -178,22 +178,13 @@ template <int MT> static __global__ void __launch_bounds__(THREADS) many(struct 
 {
     shared_ptr<words4> stages = shared_as<words4>(0);
     const struct tile t = find_tile(p, stage<MT>::ROWS);
-    const uint32_t warp = threadIdx.x / 32;
-    struct cuda_view w = p.w;
+    struct cuda_view w;
     float acc[2][MT][4] = {{{0.0F}}}, total[2][MT][4] = {{{0.0F}}};
 
-    if (t.row0 == t.row1) {
+    if (!find_weight(p, t, CUDA_KIND_TILES, w)) {
         return;
     }
-    if (p.experts != NULL) {
-        w = p.experts[t.expert];
-        if (w.kind != CUDA_KIND_TILES) {
-            return;
-        }
-    }
-    /* A warp none of whose outputs is there only helps to copy. */
-    const bool works = t.row0 + warp / 4 * MT * 8 < t.row1 &&
-                       (blockIdx.x * TILES_N + warp % 4 * 2) * 16 < w.n_rows;
+    const bool works = warp_works<MT>(t, w.n_rows);
     for (uint32_t b = 0; b + 1 < STAGES; b++) {
         if (b < w.n_blocks) {
             begin_step<MT>(p, w, t, b, stages + b * stage<MT>::WORDS4);

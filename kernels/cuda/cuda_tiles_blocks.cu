@@ -127,24 +127,17 @@ template <int MT> static __global__ void __launch_bounds__(THREADS, 1) many(stru
     constexpr uint32_t X = 16 * MT * 4, W = TILES_N * BLOCK_WORDS4; /* words4 of a block of K */
     shared_ptr<words4> ws = shared_as<words4>(0), xs = ws + STEP * W;
     const struct tile t = find_tile(p, 16 * MT);
-    const uint32_t warp = threadIdx.x / 32, n = threadIdx.x % 128; /* the row that it expands */
+    const uint32_t n = threadIdx.x % 128; /* the row that it expands */
     shared_ptr<uint32_t> tile =
         shared_as<uint32_t>((threadIdx.x / 128 * W + n / 16 * BLOCK_WORDS4) * sizeof(words4));
-    struct cuda_view w = p.w;
+    struct cuda_view w;
     float acc[2][MT][4] = {{{0.0F}}}, total[2][MT][4] = {{{0.0F}}};
 
-    if (t.row0 == t.row1) {
+    if (!find_weight(p, t, CUDA_KIND_BLOCK_TILES, w)) {
         return;
     }
-    if (p.experts != NULL) {
-        w = p.experts[t.expert];
-        if (w.kind != CUDA_KIND_BLOCK_TILES) {
-            return;
-        }
-    }
     const uint32_t row = blockIdx.x * 128 + n, n_steps = (w.n_blocks + STEP - 1) / STEP;
-    const bool works = t.row0 + warp / 4 * MT * 8 < t.row1 &&
-                       (blockIdx.x * TILES_N + warp % 4 * 2) * 16 < w.n_rows;
+    const bool works = warp_works<MT>(t, w.n_rows);
     begin_x<MT>(p, t, 0, xs);
     copy_commit();
     for (uint32_t step = 0; step < n_steps; step++) {

@@ -19,6 +19,29 @@ static __device__ __forceinline__ const uint16_t *x_piece(const struct cuda_prod
     return p.x16 + ((size_t)m * p.w.n_blocks + b) * CUDA_BLOCK + 8 * piece;
 }
 
+/* What a block of threads works on: rows and, of experts, whose weight. False: nothing of this kind is there. */
+static __device__ __forceinline__ bool find_weight(const struct cuda_product &p,
+                                                   const struct tile &t, uint32_t kind,
+                                                   struct cuda_view &w)
+{
+    w = p.w;
+    if (t.row0 == t.row1 || p.experts == NULL) {
+        return t.row0 != t.row1;
+    }
+    w = p.experts[t.expert];
+    return w.kind == kind;
+}
+
+/* A warp none of whose outputs is there only helps to load. */
+template <int MT>
+static __device__ __forceinline__ bool warp_works(const struct tile &t, uint32_t n_rows)
+{
+    const uint32_t warp = threadIdx.x / 32;
+
+    return t.row0 + warp / 4 * MT * 8 < t.row1 &&
+           (blockIdx.x * TILES_N + warp % 4 * 2) * 16 < n_rows;
+}
+
 /* A block of K: warp (i, j) of 4 x 2 has tiles 2 i and 2 i + 1 of the outputs, and rows 8 MT j … w: [TILES_N][BLOCK_WORDS4], a
  * lane's words at `slot` of 32; x: [16 * MT][4]. */
 template <int MT>

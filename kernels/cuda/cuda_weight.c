@@ -83,13 +83,21 @@ static uint32_t kind_of(const struct cuda_ctx *c, const struct bt_k_weight_desc 
     return c->mma && c->blas == NULL && d->for_gemm ? CUDA_KIND_BLOCK_TILES : CUDA_KIND_BLOCKS;
 }
 
-enum bt_status cuda_weight_create(struct bt_kctx *k, const struct bt_k_weight_desc *d,
-                                  struct bt_kweight **out, struct bt_err *err)
+/* Into panels. */
+static enum bt_status load(struct cuda_ctx *c, struct cuda_weight *w,
+                           const struct bt_k_weight_desc *d, struct bt_err *err)
 {
-    struct cuda_ctx *c = cuda_of(k);
-    uint32_t values = bt_dtype_block_values(d->dtype);
+    enum bt_status st = send_perm(c, w, d, err);
 
-    if (d->n_rows == 0 || d->n_cols == 0 || d->n_cols % values != 0) {
+    return st == BT_OK ? send_rows(c, w, d, err) : st;
+}
+
+enum bt_status cuda_weight_make(struct cuda_ctx *c, const struct bt_k_weight_desc *d,
+                                const struct cuda_view *view, size_t bytes,
+                                cuda_weight_load_fn *load_rows, struct bt_kweight **out,
+                                struct bt_err *err)
+{
+    if (d->n_rows == 0 || d->n_cols == 0 || d->n_cols % bt_dtype_block_values(d->dtype) != 0) {
         return bt_err_set(err, BT_ERR_INVALID, "a %s matrix of %u rows of %u values",
                           bt_dtype_name(d->dtype), d->n_rows, d->n_cols);
     }
@@ -98,33 +106,39 @@ enum bt_status cuda_weight_create(struct bt_kctx *k, const struct bt_k_weight_de
         return bt_err_set(err, BT_ERR_NOMEM, "out of memory for a weight");
     }
     cuda_enter(c);
-    size_t row_bytes = cuda_row_bytes(d->dtype, d->n_cols);
-    w->view = (struct cuda_view){.n_rows = d->n_rows,
-                                 .n_cols = d->n_cols,
-                                 .n_blocks = (d->n_cols + CUDA_BLOCK - 1) / CUDA_BLOCK,
-                                 .unit = cuda_unit(d->dtype),
-                                 .row_units = (uint32_t)(row_bytes / cuda_unit(d->dtype)),
-                                 .dtype = (uint32_t)d->dtype,
-                                 .kind = kind_of(c, d)};
+    w->view = *view;
     w->for_gemm = d->for_gemm;
     w->for_embed = d->for_embed;
-    w->base.packed_bytes =
-        (d->n_rows + (size_t)CUDA_PANEL - 1) / CUDA_PANEL * CUDA_PANEL * row_bytes;
-    enum bt_status st =
-        cuda_status(cudaMalloc(&w->data, w->base.packed_bytes), "memory of a weight", err);
+    w->base.packed_bytes = bytes;
+    enum bt_status st = cuda_status(cudaMalloc(&w->data, bytes), "memory of a weight", err);
     w->view.data = w->data;
     if (st == BT_OK) {
-        st = send_perm(c, w, d, err);
-    }
-    if (st == BT_OK) {
-        st = send_rows(c, w, d, err);
+        st = load_rows(c, w, d, err);
     }
     if (st != BT_OK) {
-        cuda_weight_destroy(k, &w->base);
+        cuda_weight_destroy(&c->base, &w->base);
         return st;
     }
     *out = &w->base;
     return BT_OK;
+}
+
+enum bt_status cuda_weight_create(struct bt_kctx *k, const struct bt_k_weight_desc *d,
+                                  struct bt_kweight **out, struct bt_err *err)
+{
+    struct cuda_ctx *c = cuda_of(k);
+    size_t row_bytes = cuda_row_bytes(d->dtype, d->n_cols);
+    const struct cuda_view v = {.n_rows = d->n_rows,
+                                .n_cols = d->n_cols,
+                                .n_blocks = (d->n_cols + CUDA_BLOCK - 1) / CUDA_BLOCK,
+                                .unit = cuda_unit(d->dtype),
+                                .row_units = (uint32_t)(row_bytes / cuda_unit(d->dtype)),
+                                .dtype = (uint32_t)d->dtype,
+                                .kind = kind_of(c, d)};
+
+    return cuda_weight_make(
+        c, d, &v, (d->n_rows + (size_t)CUDA_PANEL - 1) / CUDA_PANEL * CUDA_PANEL * row_bytes, load,
+        out, err);
 }
 
 void cuda_weight_destroy(struct bt_kctx *k, struct bt_kweight *weight)

@@ -3,13 +3,7 @@
 
 /* What the attention tests share: one sequence with its paged cache, computed in chunks. */
 
-#include "tests/parity/kernel_parity.h"
-
-struct shape {
-    uint32_t n_heads, n_kv_heads, head_dim, page_tokens, n_tokens, window;
-    enum bt_dtype dtype;
-    float softcap;
-};
+#include "tests/parity/attention_shape.h"
 
 /* One sequence, its q, k, v rows and its paged cache. */
 struct seq {
@@ -42,27 +36,16 @@ static inline float rounded(float x, enum bt_dtype t)
 
 static inline void seq_init(struct seq *q, struct shape s)
 {
-    size_t width = (size_t)s.n_kv_heads * s.head_dim;
-    uint32_t n_pages = (s.n_tokens + s.page_tokens - 1) / s.page_tokens;
-
     q->s = s;
-    q->q_stride = (size_t)s.n_heads * s.head_dim + 7;
-    q->kv_stride = width + 3;
+    q->q_stride = shape_q_stride(&s);
+    q->kv_stride = shape_kv_stride(&s);
     q->q = pk_floats(s.n_tokens * q->q_stride, -2, 2);
     q->k = pk_floats(s.n_tokens * q->kv_stride, -2, 2);
     q->v = pk_floats(s.n_tokens * q->kv_stride, -2, 2);
-    q->kv = (struct bt_k_kv){.page_tokens = s.page_tokens,
-                             .n_kv_heads = s.n_kv_heads,
-                             .head_dim = s.head_dim,
-                             .dtype = s.dtype};
-    q->kv.page_stride = 2 * width * s.page_tokens * bt_dtype_block_bytes(s.dtype) + 64;
-    q->kv_bytes = q->kv.page_stride * 2 * n_pages;
+    q->kv = shape_kv(&s, &q->kv_bytes);
     q->kv.base = bt_alloc(q->kv_bytes);
     memset(q->kv.base, 0xff, q->kv_bytes); /* NaN in every dtype */
-    q->pages = bt_alloc(n_pages * sizeof(uint32_t));
-    for (uint32_t i = 0; i < n_pages; i++) {
-        q->pages[i] = 2 * (n_pages - 1 - i) + (i & 1);
-    }
+    q->pages = shape_pages(&s);
 }
 
 static inline void seq_fini(struct seq *q)

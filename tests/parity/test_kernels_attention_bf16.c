@@ -4,14 +4,9 @@
  * double precision. */
 
 #include "tests/parity/attention_parity.h"
+#include "tests/parity/bf16_parity.h"
 
-#define LEAST  0x1p-126F
 #define LOG2_E 0x1.715476p+0F
-
-static float flushed(float f)
-{
-    return fabsf(f) < LEAST ? copysignf(0, f) : f;
-}
 
 /* To eight significant bits. */
 static float bf16(float f)
@@ -24,19 +19,6 @@ static float bf16(float f)
            : r > 0x1p127 * 1.999  ? INFINITY
            : r < -0x1p127 * 1.999 ? -INFINITY
                                   : (float)r;
-}
-
-/* a * b + c of values that are bf16 and flushed f32, rounded to 24 bits as if exponents had no end; if that is below 2^-126, zero. */
-static float fused(float a, float b, float c)
-{
-    float r = fmaf(a, b, c);
-    if (!(fabsf(r) <= LEAST)) {
-        return r;
-    }
-    double p = (double)a * (double)b, s = p + (double)c, z = s - p;
-    double error = (p - (s - z)) + ((double)c - z), edge = 0x1p-126 - 0x1p-151;
-    bool below = fabs(s) < edge || (fabs(s) <= edge && error * (double)r < 0);
-    return below ? copysignf(0, r) : r;
 }
 
 static float exp2_of(float x)

@@ -3,14 +3,7 @@
  * something else is found out. */
 
 #include "kernels/cpu/bf16_spec.h"
-#include "tests/parity/kernel_parity.h"
-
-#define LEAST 0x1p-126F
-
-static float flushed(float f)
-{
-    return fabsf(f) < LEAST ? copysignf(0, f) : f;
-}
+#include "tests/parity/bf16_parity.h"
 
 /* To eight significant bits. */
 static float activation(float f)
@@ -22,20 +15,6 @@ static float activation(float f)
            : r > 0x1p127 * 1.999  ? INFINITY
            : r < -0x1p127 * 1.999 ? -INFINITY
                                   : flushed((float)r);
-}
-
-/* a * b + c, rounded to 24 bits as if exponents had no end; if that is below 2^-126, zero. In double precision the product is
- * exact, and the sum's error tells what is just below the values that round up to 2^-126. */
-static float fused(float a, float b, float c)
-{
-    float r = fmaf(a, b, c);
-    if (!(fabsf(r) <= LEAST)) {
-        return r;
-    }
-    double p = (double)a * (double)b, s = p + (double)c, z = s - p;
-    double error = (p - (s - z)) + ((double)c - z), edge = 0x1p-126 - 0x1p-151;
-    bool below = fabs(s) < edge || (fabs(s) <= edge && error * (double)r < 0);
-    return below ? copysignf(0, r) : r;
 }
 
 static uint16_t bits_of(const uint8_t *row, uint32_t k)

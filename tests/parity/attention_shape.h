@@ -1,0 +1,57 @@
+#ifndef BT_TESTS_PARITY_ATTENTION_SHAPE_H
+#define BT_TESTS_PARITY_ATTENTION_SHAPE_H
+
+/* The shape of one attention test, and how its sequence lies in memory: rows with something between them, pages with something
+ * between them, backwards and with holes. */
+
+#include "tests/parity/kernel_parity.h"
+
+struct shape {
+    uint32_t n_heads, n_kv_heads, head_dim, page_tokens, n_tokens, window;
+    enum bt_dtype dtype;
+    float softcap;
+};
+
+/* Floats from one row of q, or of k and v, to the next. */
+static inline size_t shape_q_stride(const struct shape *s)
+{
+    return (size_t)s->n_heads * s->head_dim + 7;
+}
+
+static inline size_t shape_kv_stride(const struct shape *s)
+{
+    return (size_t)s->n_kv_heads * s->head_dim + 3;
+}
+
+static inline uint32_t shape_n_pages(const struct shape *s)
+{
+    return (s->n_tokens + s->page_tokens - 1) / s->page_tokens;
+}
+
+/* The cache but for its memory, of *bytes. */
+static inline struct bt_k_kv shape_kv(const struct shape *s, size_t *bytes)
+{
+    struct bt_k_kv kv = {.page_tokens = s->page_tokens,
+                         .n_kv_heads = s->n_kv_heads,
+                         .head_dim = s->head_dim,
+                         .dtype = s->dtype};
+
+    kv.page_stride = 2 * (size_t)s->n_kv_heads * s->head_dim * s->page_tokens *
+                         bt_dtype_block_bytes(s->dtype) +
+                     64;
+    *bytes = kv.page_stride * 2 * shape_n_pages(s);
+    return kv;
+}
+
+/* Its page table; the caller frees it. */
+static inline uint32_t *shape_pages(const struct shape *s)
+{
+    uint32_t n = shape_n_pages(s), *pages = bt_alloc(n * sizeof(*pages));
+
+    for (uint32_t i = 0; i < n; i++) {
+        pages[i] = 2 * (n - 1 - i) + (i & 1);
+    }
+    return pages;
+}
+
+#endif
