@@ -11,6 +11,25 @@
 #define KEYS    64U /* in a block; a warp has 16 */
 #define PITCH_P 9U  /* words4 of a row of p: one more than 64 values, against bank conflicts */
 
+/* Where things lie in shared memory, in words4: queries [rows][pitch], keys [KEYS][pitch], values likewise, p [rows][PITCH_P]. Of
+ * heads above 256 keys and values take turns in one place: both at once would need more than CUDA_SHARED_MAX. */
+template <int NT> static __device__ __host__ __forceinline__ constexpr bool takes_turns()
+{
+    return NT > 8;
+}
+
+template <int R, int NT>
+static __device__ __host__ __forceinline__ constexpr uint32_t v_at(uint32_t pitch)
+{
+    return (R * 16 + (takes_turns<NT>() ? 0 : KEYS)) * pitch;
+}
+
+template <int R, int NT>
+static __device__ __host__ __forceinline__ constexpr uint32_t p_at(uint32_t pitch)
+{
+    return v_at<R, NT>(pitch) + KEYS * pitch;
+}
+
 /* What a block of threads works on. */
 struct work {
     struct cuda_tile t;
@@ -18,12 +37,14 @@ struct work {
     uint32_t pitch; /* words4 of a row of q, keys or values: the head padded to 32, and one more */
     uint32_t first, last; /* positions that some row of the tile sees */
     const uint32_t *pages;
-    shared_ptr<words4> q, k, v, p;      /* [rows][pitch], [KEYS][pitch] twice, [rows][PITCH_P] */
+    shared_ptr<words4> q, k, v, p;
     shared_ptr<float> maxima, part_sum; /* [WARPS][rows] each */
 };
 
-static __device__ __forceinline__ struct work begin_work(const struct cuda_attn &a, uint32_t rows)
+template <int R, int NT>
+static __device__ __forceinline__ struct work begin_work(const struct cuda_attn &a)
 {
+    constexpr uint32_t rows = R * 16;
     struct work w;
 
     w.t = a.tiles[blockIdx.x];
@@ -35,19 +56,18 @@ static __device__ __forceinline__ struct work begin_work(const struct cuda_attn 
     w.pages = a.pages + w.t.pages_at;
     w.q = shared_as<words4>(0);
     w.k = w.q + rows * w.pitch;
-    w.v = w.k + KEYS * w.pitch;
-    w.p = w.v + KEYS * w.pitch;
-    w.maxima =
-        shared_as<float>((rows * w.pitch + 2 * KEYS * w.pitch + rows * PITCH_P) * sizeof(words4));
+    w.v = w.q + v_at<R, NT>(w.pitch);
+    w.p = w.q + p_at<R, NT>(w.pitch);
+    w.maxima = shared_as<float>((p_at<R, NT>(w.pitch) + rows * PITCH_P) * sizeof(words4));
     w.part_sum = w.maxima + WARPS * rows;
     return w;
 }
 
-static size_t shared_bytes(uint32_t rows, uint32_t dim)
+template <int R, int NT> static size_t shared_bytes(uint32_t dim)
 {
-    const size_t pitch = (dim + 31) / 32 * 4 + 1;
+    const size_t rows = R * 16;
 
-    return (rows * pitch + 2 * KEYS * pitch + rows * PITCH_P) * sizeof(struct words4) +
+    return (p_at<R, NT>((dim + 31) / 32 * 4 + 1) + rows * PITCH_P) * sizeof(struct words4) +
            2 * WARPS * rows * sizeof(float);
 }
 
@@ -190,8 +210,7 @@ static __device__ __forceinline__ void take_scores(const struct work &w, float (
                                                    struct sums<R, NT> &s)
 {
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    shared_ptr<uint32_t> p =
-        shared_as<uint32_t>((R * 16 + 2 * KEYS) * (size_t)w.pitch * sizeof(words4));
+    shared_ptr<uint32_t> p = shared_as<uint32_t>(0) + (size_t)p_at<R, NT>(w.pitch) * 4;
 
 #pragma unroll
     for (uint32_t i = 0; i < R * 2; i++) {
@@ -227,6 +246,92 @@ static __device__ __forceinline__ void take_scores(const struct work &w, float (
             s.acc[i / 2][j / 2][i % 2 * 2 + j % 2] *= scale;
         }
     }
+}
+
+/* ---- values that are not finite ---- */
+
+/* The bits of a half word's exponent; all of them set: infinite or NaN. */
+template <int KIND> static __device__ __forceinline__ uint32_t exponent()
+{
+    return KIND == CUDA_KIND_F16 ? 0x7c00U : 0x7f80U;
+}
+
+template <int KIND> static __device__ __forceinline__ bool is_finite(uint32_t half)
+{
+    return (half & exponent<KIND>()) != exponent<KIND>();
+}
+
+/* Whether this warp's dimensions of a block of values have one. */
+template <int KIND, int NT>
+static __device__ __forceinline__ bool any_infinite(const struct work &w)
+{
+    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const uint32_t mask = exponent<KIND>() * 0x10001U,
+                   one = KIND == CUDA_KIND_F16 ? 0x04000400U : 0x00800080U;
+    uint32_t carry = 0;
+
+#pragma unroll 1
+    for (uint32_t piece = warp; piece * 8 < w.dim; piece += WARPS) {
+#pragma unroll
+        for (uint32_t j = lane; j < KEYS; j += 32) {
+            const words4 v = w.v[(size_t)j * w.pitch + piece];
+#pragma unroll
+            for (uint32_t i = 0; i < 4; i++) {
+                carry |= (v.r[i] & mask) + one;
+            }
+        }
+    }
+    return lane_any((carry & 0x80008000U) != 0);
+}
+
+/* In a block that some row sees less of than others: values that are not finite join the sums of the rows that see them, one by
+ * one, and are zeros for the product that follows, where all rows meet all values. */
+template <int KIND, int R, int NT>
+static __device__ __forceinline__ void
+take_infinite(const struct cuda_attn &a, const struct work &w, uint32_t base, struct sums<R, NT> &s)
+{
+    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    shared_ptr<uint32_t> p = shared_as<uint32_t>(0) + (size_t)p_at<R, NT>(w.pitch) * 4,
+                         v = shared_as<uint32_t>(0) + (size_t)v_at<R, NT>(w.pitch) * 4;
+
+    if (!any_infinite<KIND, NT>(w)) {
+        return;
+    }
+#pragma unroll 1
+    for (uint32_t j = 0; j < KEYS; j++) {
+        float by[R * 2]; /* p of this key */
+        bool sees[R * 2];
+#pragma unroll
+        for (uint32_t i = 0; i < R * 2; i++) {
+            const uint32_t row = i * 8 + lane / 4, pos = w.t.pos + (w.t.first + row) / w.group;
+            sees[i] = base + j <= pos && base + j >= first_seen(pos, a.a.window);
+            by[i] = half_value<KIND>(p[row * PITCH_P * 4 + j / 2] >> 16 * (j % 2) & 0xffffU);
+        }
+#pragma unroll
+        for (uint32_t n = 0; n < NT; n++) {
+            const uint32_t piece = n * WARPS + warp;
+            const uint32_t pair = piece * 8 < w.dim ? v[(j * w.pitch + piece) * 4 + lane % 4] : 0U;
+#pragma unroll
+            for (uint32_t i = 0; i < R * 4; i++) {
+                const uint32_t half = pair >> 16 * (i % 2) & 0xffffU;
+                if (!is_finite<KIND>(half) && sees[i / 2]) {
+                    float &acc = s.acc[i / 4][n][i % 4];
+                    acc = fmaf(by[i / 2], half_value<KIND>(half), acc);
+                }
+            }
+        }
+    }
+    warp_sync();
+#pragma unroll 1
+    for (uint32_t i = lane; i < KEYS * NT; i += 32) { /* a warp's dimensions are its own */
+        const uint32_t piece = i / KEYS * WARPS + warp;
+        for (uint32_t k = 0; k < 4 && piece * 8 < w.dim; k++) {
+            const uint32_t at = (i % KEYS * w.pitch + piece) * 4 + k, pair = v[at];
+            v[at] = (is_finite<KIND>(pair) ? pair & 0xffffU : 0U) |
+                    (is_finite<KIND>(pair >> 16) ? pair & 0xffff0000U : 0U);
+        }
+    }
+    warp_sync();
 }
 
 /* p v joins the sums. */
@@ -360,8 +465,12 @@ static __device__ __forceinline__ void write_part(const struct cuda_attn &a, con
 template <int KIND, int R, int NT>
 static __global__ void __launch_bounds__(THREADS, R *NT > 8 ? 2 : 3) attend(struct cuda_attn a)
 {
-    const struct work w = begin_work(a, R * 16);
+    constexpr bool TURNS = takes_turns<NT>();
+    const struct work w = begin_work<R, NT>(a);
     const bool part = a.n_splits != 0;
+    /* All rows see what lies between these two, or what there is of it. */
+    const uint32_t all_from = first_seen(w.last, a.a.window),
+                   all_to = w.t.pos + w.t.first / w.group;
     uint32_t base = w.first / KEYS * KEYS, last = w.last;
     struct sums<R, NT> s;
     float score[R][2][4], max[R][2],
@@ -386,22 +495,33 @@ static __global__ void __launch_bounds__(THREADS, R *NT > 8 ? 2 : 3) attend(stru
     }
     for (; base <= last; base += KEYS) {
         const bool more = last - base >= KEYS;
-        begin_copy(a, w, base, true, w.v);
-        copy_wait<1>();
+        if (!TURNS) {
+            begin_copy(a, w, base, true, w.v);
+        }
+        copy_wait<TURNS ? 0 : 1>();
         __syncthreads(); /* the keys are there */
         find_scores<KIND, R>(w, score);
         mask_scores<R>(a, w, base, score);
         __syncthreads(); /* none reads them any more; maxima are there */
-        if (more) {
+        if (TURNS) {
+            begin_copy(a, w, base, true, w.v);
+        } else if (more) {
             begin_copy(a, w, base + KEYS, false, w.k);
         } else {
             copy_commit();
         }
         take_scores<KIND, R, NT>(w, score, s);
-        copy_wait<1>();
+        copy_wait<TURNS ? 0 : 1>();
         __syncthreads(); /* the values and p are there */
+        if ((base < all_from && w.first < all_from) ||
+            (base + KEYS - 1 > all_to && w.last > all_to)) {
+            take_infinite<KIND, R, NT>(a, w, base, s);
+        }
         add_values<KIND, R, NT>(w, s);
         __syncthreads(); /* none reads them any more */
+        if (TURNS && more) {
+            begin_copy(a, w, base + KEYS, false, w.k);
+        }
         if (!part && (!more || (base + KEYS) % CUDA_ATTN_SPLIT == 0)) {
             merge(a, w, max, sum, s);
         }
@@ -421,7 +541,7 @@ static void launch(struct cuda_ctx *c, const struct cuda_attn *attn)
     BT_ASSERT(a.rows == R * 16);
     BT_LAUNCH(c, (attend<KIND, R, NT>),
               dim3(a.n_tiles, a.kv.n_kv_heads, a.n_splits != 0 ? a.n_splits : 1), THREADS,
-              shared_bytes(R * 16, a.kv.head_dim), a);
+              (shared_bytes<R, NT>(a.kv.head_dim)), a);
 }
 
 /* The head's dimensions decide how many rows there is room for; splits at once are of 16 rows. */

@@ -29,8 +29,8 @@
  *    zeros to a multiple of 32. Keys come in blocks of 64 and splits of 256, aligned at absolute positions. In a block: the
  *    maximum; p = exp(score - max) of the keys that the row sees, 0 of others. Their sum: four parts of 16 keys in order; a part
  *    is t = 0 … 3 of ((p[2t] + p[2t + 1]) + p[2t + 8]) + p[2t + 9], added as (0 + 1) + (2 + 3). p is rounded to the pages' type,
- *    and p v are chains over the keys, 16 at a time. Splits as in cuda-f32. A value that is not finite in V makes NaN of rows of
- *    its sequence in the same call that do not see it yet. */
+ *    and p v are chains over the keys, 16 at a time. Splits as in cuda-f32. A value in V that is not finite
+ *    joins the sums of the rows that see it, and of no others. */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -49,6 +49,8 @@ extern "C" {
 #define CUDA_SEGMENT      256U /* k values in one chain of a product */
 #define CUDA_GEMV_ROWS    8U   /* products of more rows are tiled */
 #define CUDA_HEAD_DIM_MAX 512U
+#define CUDA_SHARED_MAX                                                                            \
+    (99U << 10) /* bytes that a block may ask for: sm_86's, the least of those from sm_80 on */
 #define CUDA_ATTN_ROWS                                                                             \
     16U /* (token, head) rows of an attention tile; of tensor cores for prompts: up to four times */
 #define CUDA_ATTN_KEYS    32U  /* keys in a block of the online softmax */

@@ -87,6 +87,16 @@ static __device__ __forceinline__ float lane_xor(float v, uint32_t mask)
 #endif
 }
 
+/* Whether `yes` holds in any lane of the warp. */
+static __device__ __forceinline__ bool lane_any(bool yes)
+{
+#ifdef BT_CUDA_EMULATED
+    return emu_vote_any(yes);
+#else
+    return __any_sync(0xffffffffU, yes) != 0;
+#endif
+}
+
 /* Begins a copy of 16 bytes of global memory, aligned to them, into shared memory; !there: of zeros, `from` is any address of
  * global memory. The thread sees them after copy_wait, others after a barrier that follows. */
 static __device__ __forceinline__ void copy_begin(shared_ptr<words4> to, const void *from,
@@ -144,6 +154,12 @@ template <int KIND> static __device__ __forceinline__ uint32_t pair_of(float low
         return f16_of_float(low) | (uint32_t)f16_of_float(high) << 16;
     }
     return bf16_of_float(low) | (uint32_t)bf16_of_float(high) << 16;
+}
+
+/* The value of 16 bits. */
+template <int KIND> static __device__ __forceinline__ float half_value(uint32_t half)
+{
+    return KIND == CUDA_KIND_F16 ? float_of_f16(half) : float_of_bf16(half);
 }
 
 #endif

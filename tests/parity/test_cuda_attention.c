@@ -1,14 +1,9 @@
 /* The CUDA backend's paged attention against the CPU backend (class cuda-bf16: against its description), and equal bits however a sequence is cut into chunks (which
  * decides whether its splits run at once or in turn) and batched with others. Memory that no position may see is NaN. */
 
+#include "tests/parity/attention_shape.h"
 #include "tests/parity/attention_spec.h"
 #include "tests/parity/cuda_parity.h"
-
-struct shape {
-    uint32_t n_heads, n_kv_heads, head_dim, page_tokens, n_tokens, window;
-    enum bt_dtype dtype;
-    float softcap;
-};
 
 /* One sequence on one backend. */
 struct seq {
@@ -26,28 +21,17 @@ struct values {
 
 static void seq_init(struct seq *q, struct bt_kctx *k, struct shape s, const struct values *v)
 {
-    uint32_t n_pages = (s.n_tokens + s.page_tokens - 1) / s.page_tokens;
-    size_t width = (size_t)s.n_kv_heads * s.head_dim;
-
     *q = (struct seq){.s = s, .k = k};
-    q->q_stride = (size_t)s.n_heads * s.head_dim + 7;
-    q->kv_stride = width + 3;
+    q->q_stride = shape_q_stride(&s);
+    q->kv_stride = shape_kv_stride(&s);
     q->n_out = (size_t)s.n_tokens * s.n_heads * s.head_dim;
     q->q = cp_floats(k, v->q, s.n_tokens * q->q_stride);
     q->key = cp_floats(k, v->key, s.n_tokens * q->kv_stride);
     q->value = cp_floats(k, v->value, s.n_tokens * q->kv_stride);
     q->out = bt_k_alloc(k, q->n_out * sizeof(float));
-    q->kv = (struct bt_k_kv){.page_tokens = s.page_tokens,
-                             .n_kv_heads = s.n_kv_heads,
-                             .head_dim = s.head_dim,
-                             .dtype = s.dtype};
-    q->kv.page_stride = 2 * width * s.page_tokens * bt_dtype_block_bytes(s.dtype) + 64;
-    q->kv_bytes = q->kv.page_stride * 2 * n_pages;
+    q->kv = shape_kv(&s, &q->kv_bytes);
     q->kv.base = bt_k_alloc(k, q->kv_bytes);
-    q->pages = bt_alloc(n_pages * sizeof(uint32_t));
-    for (uint32_t i = 0; i < n_pages; i++) {
-        q->pages[i] = 2 * (n_pages - 1 - i) + (i & 1);
-    }
+    q->pages = shape_pages(&s);
 }
 
 static void seq_fini(struct seq *q)
@@ -90,8 +74,7 @@ static void seq_run(struct seq *q, uint32_t chunk, float *got)
 /* The whole of it as class cuda-bf16 has it. */
 static void attend_as_described(const struct shape *s, const struct values *v, float *out)
 {
-    size_t q_stride = (size_t)s->n_heads * s->head_dim + 7,
-           ld = (size_t)s->n_kv_heads * s->head_dim + 3;
+    size_t q_stride = shape_q_stride(s), ld = shape_kv_stride(s);
     double row[512];
 
     for (uint32_t i = 0; i < s->n_tokens * s->n_heads; i++) {
@@ -120,10 +103,9 @@ static void test_shape(const struct cp *p, struct shape s)
                  s.head_dim % 8 == 0;
     static const uint32_t chunks[] = {1, 5, 64};
     size_t n = (size_t)s.n_tokens * s.n_heads * s.head_dim;
-    struct values v = {
-        .q = pk_floats(s.n_tokens * ((size_t)s.n_heads * s.head_dim + 7), -2, 2),
-        .key = pk_floats(s.n_tokens * ((size_t)s.n_kv_heads * s.head_dim + 3), -2, 2),
-        .value = pk_floats(s.n_tokens * ((size_t)s.n_kv_heads * s.head_dim + 3), -2, 2)};
+    struct values v = {.q = pk_floats(s.n_tokens * shape_q_stride(&s), -2, 2),
+                       .key = pk_floats(s.n_tokens * shape_kv_stride(&s), -2, 2),
+                       .value = pk_floats(s.n_tokens * shape_kv_stride(&s), -2, 2)};
     float *want = pk_floats(n, 0, 0), *got = pk_floats(n, 0, 0), *other = pk_floats(n, 0, 0);
     struct seq cpu, cuda;
     char what[128];
@@ -163,15 +145,71 @@ static void test_shape(const struct cp *p, struct shape s)
     bt_free(other);
 }
 
+/* The same bits, but that a NaN may be any. */
+static void check_alike(const char *what, const float *got, const float *want, size_t n)
+{
+    bt_test_checks++;
+    for (size_t j = 0; j < n; j++) {
+        if (memcmp(&got[j], &want[j], sizeof(float)) != 0 && !(isnan(got[j]) && isnan(want[j]))) {
+            bt_test_failures++;
+            fprintf(stderr, "%s: value %zu is %.9g, not %.9g\n", what, j, (double)got[j],
+                    (double)want[j]);
+            return;
+        }
+    }
+}
+
+/* Values that are not finite reach the rows that see them, whatever else is in their tile, and no other row. */
+static void test_infinite(const struct cp *p, struct shape s)
+{
+    static const struct {
+        uint32_t token, dim;
+        float value;
+    } bad[] = {{41, 3, INFINITY}, {77, 9, NAN}, {79, 3, -INFINITY}, {100, 0, INFINITY}};
+    static const uint32_t chunks[] = {150, 64, 9};
+    size_t width = (size_t)s.n_heads * s.head_dim, n = s.n_tokens * width;
+    size_t ld = shape_kv_stride(&s);
+    struct values v = {.q = pk_floats(s.n_tokens * shape_q_stride(&s), -2, 2),
+                       .key = pk_floats(s.n_tokens * ld, -2, 2),
+                       .value = pk_floats(s.n_tokens * ld, -2, 2)};
+    float *clean = pk_floats(n, 0, 0), *want = pk_floats(n, 0, 0), *got = pk_floats(n, 0, 0);
+    struct seq q;
+    char what[128];
+
+    (void)snprintf(what, sizeof(what), "values not finite, %s, %s, dim %u, window %u",
+                   bt_k_numerics(p->cuda), bt_dtype_name(s.dtype), s.head_dim, s.window);
+    seq_init(&q, p->cuda, s, &v);
+    seq_run(&q, s.n_tokens, clean);
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        v.value[bad[i].token * ld + bad[i].dim] = bad[i].value;
+    }
+    bt_k_write(p->cuda, q.value, v.value, s.n_tokens * q.kv_stride * sizeof(float));
+    seq_run(&q, 1, want); /* no row with another of another position */
+    for (size_t i = 0; i < sizeof(chunks) / sizeof(chunks[0]); i++) {
+        seq_run(&q, chunks[i], got);
+        check_alike(what, got, want, n);
+        check_alike(what, got, clean, bad[0].token * width);
+    }
+    CHECK(isinf(got[bad[0].token * width + bad[0].dim]));
+    CHECK(isnan(got[bad[1].token * width + bad[1].dim]));
+    seq_fini(&q);
+    bt_free(v.q);
+    bt_free(v.key);
+    bt_free(v.value);
+    bt_free(clean);
+    bt_free(want);
+    bt_free(got);
+}
+
 /* A ragged batch of prompts and decoding sequences: others in the same call change nothing. */
 static void test_batch(const struct cp *p)
 {
     const struct shape s = {6, 2, 48, 16, 300, 0, BT_DTYPE_BF16, 0};
     static const uint32_t n_rows[4] = {1, 20, 7, 1}, pos[4] = {149, 40, 0, 299};
     const size_t width = 6 * 48, n = 29 * width;
-    struct values v = {.q = pk_floats(300 * (width + 7), -2, 2),
-                       .key = pk_floats(300 * (2 * 48 + 3), -2, 2),
-                       .value = pk_floats(300 * (2 * 48 + 3), -2, 2)};
+    struct values v = {.q = pk_floats(300 * shape_q_stride(&s), -2, 2),
+                       .key = pk_floats(300 * shape_kv_stride(&s), -2, 2),
+                       .value = pk_floats(300 * shape_kv_stride(&s), -2, 2)};
     float *together = pk_floats(n, 0, 0), *alone = pk_floats(n, 0, 0);
     uint32_t pages[4][19];
     struct bt_k_span spans[4];
@@ -230,6 +268,11 @@ int main(void)
         {2, 1, 128, 16, 130, 1, BT_DTYPE_F16, 5.0F}, {3, 1, 20, 4, 30, 0, BT_DTYPE_F16, 0},
         {2, 2, 32, 16, 80, 0, BT_DTYPE_F32, 0},
     };
+    static const struct shape infinite[] = {
+        {6, 2, 64, 16, 150, 0, BT_DTYPE_BF16, 0},    {4, 2, 80, 5, 150, 30, BT_DTYPE_F16, 0},
+        {2, 1, 256, 16, 150, 0, BT_DTYPE_F16, 0},    {2, 1, 512, 16, 150, 70, BT_DTYPE_BF16, 0},
+        {2, 1, 24, 16, 150, 20, BT_DTYPE_F32, 3.0F},
+    };
     struct cp p;
 
     cp_open(&p);
@@ -237,12 +280,18 @@ int main(void)
         test_shape(&p, shapes[i]);
     }
     test_batch(&p);
+    for (size_t i = 0; i < sizeof(infinite) / sizeof(infinite[0]); i++) {
+        test_infinite(&p, infinite[i]);
+    }
     cp_close(&p);
     cp_open_as(&p, "cuda-bf16");
     for (size_t i = 0; i < sizeof(tiled) / sizeof(tiled[0]); i++) {
         test_shape(&p, tiled[i]);
     }
     test_batch(&p);
+    for (size_t i = 0; i < sizeof(infinite) / sizeof(infinite[0]); i++) {
+        test_infinite(&p, infinite[i]);
+    }
     cp_close(&p);
     return bt_test_done();
 }

@@ -61,6 +61,7 @@ void emu_barrier(void);
 enum emu_warp_op {
     EMU_SYNC,
     EMU_SHUFFLE,
+    EMU_VOTE,
     EMU_LOAD,
     EMU_LOAD_TRANSPOSED,
     EMU_MULTIPLY_BF16,
@@ -70,6 +71,8 @@ enum emu_warp_op {
 void emu_warp_sync(void);
 /* The value of lane ^ mask. */
 uint32_t emu_shuffle_xor(uint32_t value, uint32_t mask);
+/* Whether any lane says yes. */
+bool emu_vote_any(bool yes);
 /* ldmatrix of four 8 x 8 matrices of 16 bits: row: shared memory, row lane % 8 of matrix lane / 8. */
 void emu_load_matrices(const void *row, bool transposed, uint32_t out[4]);
 /* mma.m16n8k16: c += a b. */

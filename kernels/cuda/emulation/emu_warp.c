@@ -67,6 +67,23 @@ uint32_t emu_shuffle_xor(uint32_t value, uint32_t mask)
     return meet(EMU_SHUFFLE, in, 2, shuffle)->out[lane][0];
 }
 
+static void vote(struct emu_meeting *m)
+{
+    uint32_t any = 0;
+
+    for (uint32_t l = 0; l < EMU_WARP; l++) {
+        any |= m->in[l][0];
+    }
+    m->out[0][0] = any;
+}
+
+bool emu_vote_any(bool yes)
+{
+    const uint32_t in[1] = {yes};
+
+    return meet(EMU_VOTE, in, 1, vote)->out[0][0] != 0;
+}
+
 void emu_load_matrices(const void *row, bool transposed, uint32_t out[4])
 {
     uint32_t in[2], lane = emu_now->running % EMU_WARP;
