@@ -249,6 +249,18 @@ static void node_load(void *arg, uint32_t router, struct bt_msg_load *out)
 
 /* ---- events ---- */
 
+/* Nothing can be computed here any more. Routers hear of it by their sessions' end, and go on as with a node that died. */
+static void end_broken(struct bt_node *n, const char *what, enum bt_status st)
+{
+    if (!n->p->broken) {
+        bt_log_error("engine",
+                     "%s: %s; this node ends with exit code 1, its requests go on at other nodes",
+                     what, bt_status_str(st));
+    }
+    n->p->broken = true;
+    bt_net_loop_stop(n->loop);
+}
+
 static void on_engine(void *arg, const struct bt_engine_ev *ev)
 {
     struct bt_node *n = arg;
@@ -256,9 +268,7 @@ static void on_engine(void *arg, const struct bt_engine_ev *ev)
     if (ev->kind == BT_ENGINE_EV_STEP) {
         bt_node_metrics_step(n, &ev->step);
     } else if (ev->kind == BT_ENGINE_EV_BROKEN) {
-        bt_log_error("engine", "%s: %s; this node ends", ev->text, bt_status_str(ev->status));
-        n->p->broken = true;
-        bt_net_loop_stop(n->loop);
+        end_broken(n, ev->text, ev->status);
         return;
     } else if (ev->kind == BT_ENGINE_EV_CACHE) {
         bt_prefix_report_change(n->p->report, ev->cache.list, ev->cache.n);
@@ -305,7 +315,11 @@ static void read_xfer(struct bt_task *t, void *arg)
         if (n->xfer == NULL || !bt_xfer_poll(n->xfer, &ev)) {
             return;
         }
-        on_xfer_event(n, &ev);
+        if (bt_node_memory_failed(n)) { /* the legs would blame the peer, and go on */
+            end_broken(n, "a KV page cannot be copied", BT_ERR_DEVICE);
+        } else {
+            on_xfer_event(n, &ev);
+        }
         bt_xfer_event_free(&ev);
     }
     bt_task_defer(n->loop, t, read_xfer, n);

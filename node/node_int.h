@@ -1,6 +1,7 @@
 #ifndef BT_NODE_NODE_INT_H
 #define BT_NODE_NODE_INT_H
 
+#include <stdatomic.h>
 #include "base/arena.h"
 #include "base/log.h"
 #include "net/addr.h"
@@ -32,6 +33,7 @@ struct bt_node_private {
     struct bt_timer tick;
     struct bt_inbox *xfer_inbox;
     struct bt_k_mover *mover; /* NULL: the host reaches the KV pages */
+    atomic_bool mover_failed; /* with a copy: set by the transfer thread */
     struct bt_xfer_stage stage;
     struct bt_task read_xfer;
     struct bt_net_signal *sigterm, *sigint;
@@ -65,6 +67,8 @@ enum bt_status bt_node_memory_start(struct bt_node *n, struct bt_engine *e,
                                     struct bt_err *err) BT_NODISCARD;
 void bt_node_memory_opts(const struct bt_node *n, struct bt_xfer_opts *o);
 void bt_node_memory_log(const struct bt_node *n);
+/* Whether the device failed with a copy of a page. The share's event comes after. */
+bool bt_node_memory_failed(const struct bt_node *n);
 
 /* node/node_legs.c: an event goes to the leg that it is for, or to both. */
 void bt_node_legs_tick(struct bt_node *n, uint64_t now);

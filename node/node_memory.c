@@ -1,5 +1,5 @@
-/* KV pages in memory that only a device can touch: joins the backend's mover to the transfer room's stage, and tells the transfer
- * room which memory to register. Knows neither tickets nor pages. */
+/* KV pages in memory that only a device can touch: joins the backend's mover to the transfer room's stage, tells the transfer
+ * room which memory to register, and notes that the device failed. Knows neither tickets nor pages. */
 
 #include "node/node_int.h"
 
@@ -10,22 +10,43 @@
 
 static void enter(void *arg)
 {
-    bt_k_mover_enter(arg);
+    const struct bt_node_private *p = arg;
+
+    bt_k_mover_enter(p->mover);
 }
 
 static uint8_t *slot(void *arg, uint32_t i)
 {
-    return bt_k_mover_slot(arg, i);
+    const struct bt_node_private *p = arg;
+
+    return bt_k_mover_slot(p->mover, i);
+}
+
+static enum bt_status noted(struct bt_node_private *p, enum bt_status st)
+{
+    if (st == BT_ERR_DEVICE) {
+        atomic_store(&p->mover_failed, true);
+    }
+    return st;
 }
 
 static enum bt_status start(void *arg, uint32_t i, void *device, size_t bytes, bool to_device)
 {
-    return bt_k_mover_start(arg, i, device, bytes, to_device);
+    struct bt_node_private *p = arg;
+
+    return noted(p, bt_k_mover_start(p->mover, i, device, bytes, to_device));
 }
 
 static enum bt_status done(void *arg, uint32_t i, bool wait)
 {
-    return bt_k_mover_done(arg, i, wait);
+    struct bt_node_private *p = arg;
+
+    return noted(p, bt_k_mover_done(p->mover, i, wait));
+}
+
+bool bt_node_memory_failed(const struct bt_node *n)
+{
+    return atomic_load(&n->p->mover_failed);
 }
 
 enum bt_status bt_node_memory_start(struct bt_node *n, struct bt_engine *e, struct bt_err *err)
@@ -49,7 +70,7 @@ enum bt_status bt_node_memory_start(struct bt_node *n, struct bt_engine *e, stru
     s->done = done;
     enum bt_status st = bt_engine_mover_create(e, s->slot_bytes, s->n_slots, &n->p->mover, err);
 
-    s->arg = n->p->mover;
+    s->arg = n->p;
     return st;
 }
 

@@ -22,7 +22,9 @@ bool cuda_ok(struct cuda_ctx *c, cudaError_t e, const char *what)
         return true;
     }
     if (c->fault == BT_OK) {
-        bt_log_error("kernels", "cuda device %u: %s: %s", c->device, what, cudaGetErrorString(e));
+        bt_log_error("kernels",
+                     "cuda device %u failed: %s: %s (%s); nothing is computed on it any more",
+                     c->device, what, cudaGetErrorString(e), cudaGetErrorName(e));
         c->fault = e == cudaErrorMemoryAllocation ? BT_ERR_NOMEM : BT_ERR_DEVICE;
     }
     return false;
@@ -255,6 +257,13 @@ static enum bt_status choose_device(uint32_t device, struct cudaDeviceProp *prop
         st = bt_err_set(err, BT_ERR_UNSUPPORTED,
                         "CUDA device %u, %s, has compute capability %d.%d; 8.0 or newer is needed",
                         device, prop->name, prop->major, prop->minor);
+    }
+    if (st == BT_OK && prop->sharedMemPerBlockOptin < CUDA_SHARED_MAX) {
+        st = bt_err_set(err, BT_ERR_UNSUPPORTED,
+                        "CUDA device %u, %s, gives a block %zu KiB of shared memory; kernels need "
+                        "up to %u",
+                        device, prop->name, prop->sharedMemPerBlockOptin >> 10,
+                        CUDA_SHARED_MAX >> 10);
     }
     return st;
 }

@@ -26,8 +26,9 @@ static struct mover *mover_of(struct bt_k_mover *m)
 static bool ok(struct mover *m, cudaError_t e, const char *what)
 {
     if (e != cudaSuccess && !m->faulty) {
-        bt_log_error("kernels", "cuda device %" PRIu32 ": %s: %s", m->device, what,
-                     cudaGetErrorString(e));
+        bt_log_error("kernels",
+                     "cuda device %" PRIu32 " failed: %s: %s (%s); nothing is copied any more",
+                     m->device, what, cudaGetErrorString(e), cudaGetErrorName(e));
         m->faulty = true;
     }
     return e == cudaSuccess;

@@ -118,12 +118,12 @@ class Cluster:
         self.sessions = self.router.find(r"sessions on (\S+)").group(1)
         self.url = f"http://{self.address}"
 
-    def start_node(self, role, i, extra=()):
+    def start_node(self, role, i, extra=(), env=None):
         name = f"{role}-{i}"
         program = "baton-decoded" if role == "decode" else "baton-prefilld"
         opts = {"prefill": self.prefill_opts, "decode": self.decode_opts, "both": ["--role", "both"]}[role]
         self.nodes[name] = Daemon(name, [os.path.join(self.bin, program), "--router", self.sessions, "--model",
-                                         self.model, "--name", name, *self.node_opts, *opts, *extra], self.dir)
+                                         self.model, "--name", name, *self.node_opts, *opts, *extra], self.dir, env)
         return self.nodes[name]
 
     def wait_ready(self, seconds=30):

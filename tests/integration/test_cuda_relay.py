@@ -1,11 +1,12 @@
 """A relay whose nodes compute on the CUDA backend, in a build that emulates the device: KV pages cross, answers are one answer
 whatever the chunks, and a node of another numerics class is not paired with them."""
 
+import re
 import subprocess
 
 import pytest
 
-from cluster import Cluster, parallel, tiny, wait_until
+from cluster import Cluster, parallel, stream_sse, tiny, wait_until
 
 GREEDY = {"temperature": 0, "ignore_eos": True}
 CUDA = ["--backend", "cuda"]
@@ -59,6 +60,42 @@ def test_cublas():
         own = answer(c, first=True)
     for a, b in zip(blas[0]["logprobs"]["token_logprobs"], own[0]["logprobs"]["token_logprobs"]):
         assert abs(a - b) < 1e-3
+
+
+LOST = r"cuda device 0 failed: .*: unspecified launch failure \(cudaErrorLaunchFailure\)"
+
+
+@pytest.mark.parametrize("role,when", [("decode", "answer"), ("decode", "idle"), ("prefill", "idle")])
+def test_device_fails(role, when, tmp_path):
+    """The device of one node fails for good, while it answers or before a page comes: the node says so and ends, and who asked sees the
+    answer that there always is."""
+    fault = tmp_path / "fault"
+    body = {"prompt": PROMPT, "max_tokens": 24, **GREEDY}
+    with Cluster(tiny("llama"), prefill=1, decode=1, node=CUDA) as c:
+        want = c.complete(**body)["choices"][0]["text"]
+        others = {"prefill": c.nodes["prefill-0"], "decode": c.nodes["decode-0"]}
+        c.start_node(role, 1, env={"BT_EMU_DEVICE": f"fault-file={fault}"})
+        c.wait_ready(60)
+        bad = c.nodes[f"{role}-1"]
+        if when == "idle":
+            fault.touch()
+        for _ in range(8):  # turns: one of them is the bad node's
+            texts = []
+
+            def seen(event):
+                texts.append(event["choices"][0]["text"] if event["choices"] else "")
+                if len(texts) == 3:
+                    fault.touch()
+
+            stream_sse(c, "/v1/completions", body, on_event=seen)
+            assert "".join(texts) == want
+            if bad.proc.poll() is not None:
+                break
+        wait_until(f"{bad.name} to end", lambda: bad.proc.poll() is not None)
+        assert bad.proc.returncode == 1
+        what = "a KV page cannot be copied" if role == "decode" and when == "idle" else "a step failed"
+        assert re.search(LOST, bad.log()) and f"{what}: device error; this node ends with exit code 1, its requests go on at other nodes" in bad.log(), bad.log()
+        assert others[role].proc.poll() is None and c.complete(**body)["choices"][0]["text"] == want
 
 
 @pytest.mark.parametrize("prefill,decode", [(CUDA, []), ([*CUDA, "--numerics", "cuda-cublas"], CUDA),

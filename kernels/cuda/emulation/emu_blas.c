@@ -305,6 +305,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t op, 
                         .short_float = op->compute == CUBLAS_COMPUTE_32F_FAST_TF32};
     memcpy(&p.scale, alpha, sizeof(p.scale));
     memcpy(&p.add, beta, sizeof(p.add));
-    emu_queue_call(stream, multiply, &p, sizeof(p));
-    return CUBLAS_STATUS_SUCCESS;
+    return emu_queue_call(stream, multiply, &p, sizeof(p)) == cudaSuccess
+               ? CUBLAS_STATUS_SUCCESS
+               : CUBLAS_STATUS_EXECUTION_FAILED;
 }

@@ -8,7 +8,7 @@
  *  - shared memory: an access outside of what the launch asked for, a read of what no thread of the block has written, and
  *    two threads meeting at one place between two barriers, one of them writing; touching what a copy in flight writes, and
  *    ending before it is there;
- *  - more threads, blocks or shared memory than sm_80 has. */
+ *  - more threads, blocks or shared memory than any device has. */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -21,7 +21,7 @@ extern "C" {
 
 #define EMU_THREADS_MAX 1024U
 #define EMU_WARP        32U
-#define EMU_SHARED_MAX  (163U * 1024U)
+#define EMU_SHARED_MAX  (227U * 1024U) /* of any device; what the emulated one has: emu_device */
 
 struct emu_dim {
     unsigned x, y, z;
@@ -46,8 +46,10 @@ struct emu_launch {
 void emu_run(cudaStream_t s, const struct emu_launch *l);
 /* Puts it into the stream; arg, at most EMU_ARG_MAX bytes, is copied, and the kernel gets the copy. */
 #define EMU_ARG_MAX 1024U
-void emu_queue_call(cudaStream_t s, void (*call)(void *arg), const void *arg, size_t arg_bytes);
-void emu_queue(cudaStream_t s, const struct emu_launch *l, const void *arg, size_t arg_bytes);
+cudaError_t emu_queue_call(cudaStream_t s, void (*call)(void *arg), const void *arg,
+                           size_t arg_bytes);
+cudaError_t emu_queue(cudaStream_t s, const struct emu_launch *l, const void *arg,
+                      size_t arg_bytes);
 
 struct emu_fibers;
 /* NULL: no memory. Used by one CPU thread at a time. */

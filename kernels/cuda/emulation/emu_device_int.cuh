@@ -92,7 +92,7 @@ static void emu_start(struct cuda_ctx *c, const char *kernel, dim3 grid, dim3 bl
     l.thread = emu_call<F>;
     static_assert(sizeof(F) <= EMU_ARG_MAX && __is_trivially_copyable(F), "copied into a stream");
     if (cuda_begin(c)) {
-        emu_queue(c->stream, &l, &f, sizeof(f));
+        (void)cuda_ok(c, emu_queue(c->stream, &l, &f, sizeof(f)), kernel);
     }
 }
 

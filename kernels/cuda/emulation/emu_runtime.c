@@ -12,6 +12,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/queue.h>
+#include <unistd.h>
 #include "base/mem.h"
 #include "kernels/cuda/emulation/emu_block_int.h"
 #include "kernels/cuda/emulation/emu_memory_int.h"
@@ -19,7 +20,7 @@
 #define OPS_MAX   2048U /* in a stream; then the host waits for the oldest, as on a device */
 #define QUERY_OPS 4U    /* done by a query */
 
-enum op_kind { OP_KERNEL, OP_CALL, OP_COPY, OP_SET, OP_RECORD, OP_WAIT, OP_GRAPH };
+enum op_kind { OP_KERNEL, OP_CALL, OP_COPY, OP_SET, OP_RECORD, OP_GRAPH };
 
 struct op {
     enum op_kind kind;
@@ -73,6 +74,39 @@ static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static LIST_HEAD(, emu_stream) streams = LIST_HEAD_INITIALIZER(streams);
 static struct emu_counts counts;
 
+#define SHARED_DEFAULT (99U << 10)
+static struct emu_device wanted; /* of the device, by tests */
+static uint64_t n_done;          /* kernels and copies */
+static bool lost;                /* one of them failed: nothing is done any more */
+static const char *fault_file;   /* NULL: none */
+static pthread_once_t told_once = PTHREAD_ONCE_INIT;
+
+void emu_device_set(const struct emu_device *d)
+{
+    pthread_mutex_lock(&mutex);
+    wanted = *d;
+    n_done = 0;
+    lost = false;
+    pthread_mutex_unlock(&mutex);
+}
+
+static void read_environment(void)
+{
+    const char *text = getenv("BT_EMU_DEVICE"), *file = "fault-file=";
+    unsigned long long n;
+
+    if (text != NULL && sscanf(text, "shared=%llu", &n) == 1) {
+        wanted.shared_max = n;
+    } else if (text != NULL && strncmp(text, file, strlen(file)) == 0) {
+        fault_file = text + strlen(file);
+    }
+}
+
+static size_t shared_max(void)
+{
+    return wanted.shared_max != 0 ? wanted.shared_max : SHARED_DEFAULT;
+}
+
 struct emu_fibers *emu_stream_fibers(cudaStream_t s)
 {
     return s->fibers;
@@ -82,6 +116,12 @@ struct emu_counts emu_counts(void)
 {
     pthread_mutex_lock(&mutex);
     struct emu_counts c = counts;
+    cudaStream_t s;
+
+    LIST_FOREACH(s, &streams, link)
+    {
+        c.n_queued += s->put - s->taken;
+    }
     pthread_mutex_unlock(&mutex);
     return c;
 }
@@ -90,6 +130,7 @@ static _Thread_local cudaError_t last_error; /* until somebody asks */
 
 static cudaError_t leave(cudaError_t e)
 {
+    e = lost ? cudaErrorLaunchFailure : e;
     emu_memory_close();
     pthread_mutex_unlock(&mutex);
     last_error = e != cudaSuccess ? e : last_error;
@@ -98,17 +139,21 @@ static cudaError_t leave(cudaError_t e)
 
 /* ---- doing what is in a stream ---- */
 
-static void run_one(cudaStream_t s);
-
-static void run_to(cudaEvent_t e, uint64_t n)
+/* Whether this one fails, or one before it did. */
+static bool fails(const struct op *o)
 {
-    while (e->done < n) {
-        run_one(e->stream);
+    if (o->kind != OP_RECORD && o->kind != OP_GRAPH) {
+        lost = lost || (wanted.fault_after != 0 && n_done++ == wanted.fault_after) ||
+               (fault_file != NULL && access(fault_file, F_OK) == 0);
     }
+    return lost && o->kind != OP_RECORD;
 }
 
 static void run_op(cudaStream_t s, struct op *o)
 {
+    if (fails(o)) {
+        return;
+    }
     emu_memory_open();
     switch (o->kind) {
     case OP_KERNEL:
@@ -127,9 +172,6 @@ static void run_op(cudaStream_t s, struct op *o)
     case OP_RECORD:
         o->event.event->done = o->event.n;
         break;
-    case OP_WAIT:
-        run_to(o->event.event, o->event.n);
-        break;
     case OP_GRAPH:
         for (uint32_t i = 0; i < o->graph->n; i++) {
             run_op(s, &o->graph->ops[i]);
@@ -141,6 +183,13 @@ static void run_op(cudaStream_t s, struct op *o)
 static void run_one(cudaStream_t s)
 {
     run_op(s, &s->ops[s->taken++ % OPS_MAX]);
+}
+
+static void run_to(cudaEvent_t e, uint64_t n)
+{
+    while (e->done < n) {
+        run_one(e->stream);
+    }
 }
 
 /* Whether a stream captures; what is asked for now ends the capture in an error. */
@@ -192,28 +241,32 @@ static struct op *compute_op(cudaStream_t s, enum op_kind kind)
     return &g->ops[g->n++];
 }
 
-static void queue(cudaStream_t s, enum op_kind kind, const struct emu_launch *l, const void *arg,
-                  size_t arg_bytes)
+static cudaError_t queue(cudaStream_t s, enum op_kind kind, const struct emu_launch *l,
+                         const void *arg, size_t arg_bytes)
 {
     pthread_mutex_lock(&mutex);
+    if (l->shared_bytes > shared_max()) {
+        return leave(cudaErrorInvalidValue);
+    }
     struct op *o = compute_op(s, kind);
     if (o != NULL) {
         o->kernel.launch = *l;
         memcpy(o->kernel.arg, arg, arg_bytes);
     }
     counts.n_launches++;
-    (void)leave(cudaSuccess);
+    return leave(cudaSuccess);
 }
 
-void emu_queue(cudaStream_t s, const struct emu_launch *l, const void *arg, size_t arg_bytes)
+cudaError_t emu_queue(cudaStream_t s, const struct emu_launch *l, const void *arg, size_t arg_bytes)
 {
-    queue(s, OP_KERNEL, l, arg, arg_bytes);
+    return queue(s, OP_KERNEL, l, arg, arg_bytes);
 }
 
 /* The work of a library in place of kernels. */
-void emu_queue_call(cudaStream_t s, void (*call)(void *arg), const void *arg, size_t arg_bytes)
+cudaError_t emu_queue_call(cudaStream_t s, void (*call)(void *arg), const void *arg,
+                           size_t arg_bytes)
 {
-    queue(s, OP_CALL, &(struct emu_launch){.thread = call}, arg, arg_bytes);
+    return queue(s, OP_CALL, &(struct emu_launch){.thread = call}, arg, arg_bytes);
 }
 
 /* ---- device ---- */
@@ -231,7 +284,8 @@ cudaError_t cudaSetDevice(int device)
 
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int device)
 {
-    *p = (struct cudaDeviceProp){.major = 8, .minor = 0};
+    (void)pthread_once(&told_once, read_environment); /* cannot fail with these */
+    *p = (struct cudaDeviceProp){.major = 8, .minor = 0, .sharedMemPerBlockOptin = shared_max()};
     (void)snprintf(p->name, sizeof(p->name), "emulated"); /* fits */
     return cudaSetDevice(device);
 }
@@ -247,11 +301,34 @@ const char *cudaGetErrorString(cudaError_t e)
         return "invalid device ordinal";
     case cudaErrorNotReady:
         return "device not ready";
+    case cudaErrorLaunchFailure:
+        return "unspecified launch failure";
     case cudaErrorStreamCaptureUnsupported:
         return "operation not permitted when stream is capturing";
     case cudaErrorInvalidValue:
     default:
         return "invalid argument";
+    }
+}
+
+const char *cudaGetErrorName(cudaError_t e)
+{
+    switch (e) {
+    case cudaSuccess:
+        return "cudaSuccess";
+    case cudaErrorMemoryAllocation:
+        return "cudaErrorMemoryAllocation";
+    case cudaErrorInvalidDevice:
+        return "cudaErrorInvalidDevice";
+    case cudaErrorNotReady:
+        return "cudaErrorNotReady";
+    case cudaErrorLaunchFailure:
+        return "cudaErrorLaunchFailure";
+    case cudaErrorStreamCaptureUnsupported:
+        return "cudaErrorStreamCaptureUnsupported";
+    case cudaErrorInvalidValue:
+    default:
+        return "cudaErrorInvalidValue";
     }
 }
 
@@ -272,7 +349,7 @@ cudaError_t cudaMalloc(void **p, size_t bytes)
         return leave(cudaErrorStreamCaptureUnsupported);
     }
     counts.n_allocs++;
-    *p = emu_memory_alloc(bytes);
+    *p = lost ? NULL : emu_memory_alloc(bytes);
     return leave(*p != NULL ? cudaSuccess : cudaErrorMemoryAllocation);
 }
 
@@ -303,7 +380,7 @@ cudaError_t cudaMallocHost(void **p, size_t bytes)
         return leave(cudaErrorStreamCaptureUnsupported);
     }
     counts.n_allocs++;
-    *p = emu_pinned_alloc(bytes);
+    *p = lost ? NULL : emu_pinned_alloc(bytes);
     return leave(*p != NULL ? cudaSuccess : cudaErrorMemoryAllocation);
 }
 
@@ -410,21 +487,6 @@ cudaError_t cudaStreamSynchronize(cudaStream_t s)
         return leave(cudaErrorStreamCaptureUnsupported);
     }
     run_all(s);
-    return leave(cudaSuccess);
-}
-
-cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned flags)
-{
-    (void)flags;
-    pthread_mutex_lock(&mutex);
-    if (capturing()) {
-        return leave(cudaErrorStreamCaptureUnsupported);
-    }
-    if (e->recorded > 0) {
-        struct op *o = put_op(s, OP_WAIT);
-        o->event.event = e;
-        o->event.n = e->recorded;
-    }
     return leave(cudaSuccess);
 }
 

@@ -17,6 +17,7 @@ typedef enum cudaError {
     cudaErrorMemoryAllocation = 2,
     cudaErrorInvalidDevice = 101,
     cudaErrorNotReady = 600,
+    cudaErrorLaunchFailure = 719,
     cudaErrorStreamCaptureUnsupported = 900,
 } cudaError_t;
 
@@ -34,6 +35,7 @@ enum cudaMemcpyKind {
 struct cudaDeviceProp {
     char name[256];
     int major, minor;
+    size_t sharedMemPerBlockOptin;
 };
 
 enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2 };
@@ -42,6 +44,7 @@ cudaError_t cudaGetDeviceCount(int *n);
 cudaError_t cudaSetDevice(int device);
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int device);
 const char *cudaGetErrorString(cudaError_t e);
+const char *cudaGetErrorName(cudaError_t e);
 cudaError_t cudaGetLastError(void);
 
 /* Memory is filled with a pattern: nobody may count on zeros. */
@@ -61,7 +64,6 @@ cudaError_t cudaEventDestroy(cudaEvent_t e);
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s);
 cudaError_t cudaEventSynchronize(cudaEvent_t e);
 cudaError_t cudaEventQuery(cudaEvent_t e); /* does a little of what is in the event's stream */
-cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned flags);
 
 /* What is put into a capturing stream goes into a graph: kernels; all else that needs the device is refused meanwhile. */
 enum cudaStreamCaptureMode { cudaStreamCaptureModeThreadLocal = 1 };
@@ -73,12 +75,24 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph);
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec);
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t s);
 
+/* What tests make of the device. Of a program: by BT_EMU_DEVICE, "shared=BYTES" or "fault-file=PATH": the first kernel or copy fails
+ * that finds such a file there. */
+struct emu_device {
+    size_t
+        shared_max; /* bytes that a block may ask for; 0: those of sm_86 and sm_89, the least of what is supported */
+    /* The kernel or copy after so many fails, as one that touches memory which is not its own does on a device: nothing is done
+     * from then on, and every call says so. 0: never. */
+    uint64_t fault_after;
+};
+void emu_device_set(const struct emu_device *d); /* the device is whole again */
+
 /* What tests ask: since the start, of the process. */
 struct emu_counts {
     uint64_t n_allocs;             /* calls that take or free memory, pinned or the device's */
     uint64_t n_waits;              /* calls that had to wait for the device */
     uint64_t n_launches;           /* kernels put into streams */
     uint64_t n_captures, n_graphs; /* graphs captured, and put into streams */
+    uint64_t n_queued;             /* in all streams now: begun, and not waited for */
 };
 struct emu_counts emu_counts(void);
 

@@ -1,5 +1,6 @@
 /* Engines on the CUDA backend: pages in device memory go from one engine to another as layers end, a step waits for the device
- * once, and nothing takes memory after the start. Arguments: model folders. */
+ * once, nothing takes memory after the start, and a device that fails ends the work and brings no wrong token. Arguments: model
+ * folders. */
 
 #include <stdlib.h>
 #include "base/mem.h"
@@ -84,6 +85,9 @@ static void test_cancel(void)
     d.cancel_pending = true;
     CHECK_EQ(bt_engine_step(d.engine, &worked, &stats), BT_OK);
     CHECK_EQ(stats.n_spans, 0);
+#ifdef BT_CUDA_EMULATED
+    CHECK_EQ(emu_counts().n_queued, 0); /* whoever gets these pages next is alone with them */
+#endif
     d.cancel_pending = false;
     for (uint32_t i = 0; i < N_RUNS; i++) {
         drive_release(&d, runs[i]);
@@ -131,6 +135,62 @@ static void test_steps(void)
 #endif
 }
 
+#ifdef BT_CUDA_EMULATED
+/* Steps until the device fails, or all have ended. True: it failed. */
+static bool step_to_fault(struct drive *d)
+{
+    struct bt_engine_step_stats stats;
+    bool worked = true;
+    enum bt_status st = BT_OK;
+
+    while (st == BT_OK && worked) {
+        st = bt_engine_step(d->engine, &worked, &stats);
+    }
+    CHECK(st == BT_OK || st == BT_ERR_DEVICE);
+    if (st == BT_OK) {
+        return false;
+    }
+    uint32_t n = d->runs[0]->n_out;
+
+    CHECK_EQ(bt_engine_step(d->engine, &worked, &stats), BT_ERR_DEVICE);
+    CHECK_EQ(d->runs[0]->n_out, n);
+    return true;
+}
+#endif
+
+/* A device that fails at any place, in a prompt, in a captured step or in one that runs again: what came before is right, nothing
+ * comes after, and everything ends. */
+static void test_fault(void)
+{
+#ifdef BT_CUDA_EMULATED
+    struct bt_engine_opts o = drive_opts(model, 16, 16, 4);
+    struct drive_run *want[N_RUNS], *got[N_RUNS];
+    struct drive d;
+    bool failed = true;
+
+    drive_init(&d, drive_open(&o), NULL);
+    make_runs(&d, want);
+    drive_finish(&d);
+    drive_fini(&d);
+    for (uint64_t at = 1; failed; at += at / 2 + 7) {
+        drive_init(&d, drive_open(&o), NULL);
+        make_runs(&d, got);
+        emu_device_set(&(struct emu_device){.fault_after = at});
+        failed = step_to_fault(&d);
+        for (uint32_t i = 0; i < N_RUNS; i++) {
+            CHECK(got[i]->n_out <= want[i]->n_out &&
+                  memcmp(got[i]->out, want[i]->out, got[i]->n_out * sizeof(got[i]->out[0])) == 0);
+            CHECK(failed || got[i]->n_out == want[i]->n_out);
+            drive_release(&d, got[i]);
+        }
+        free_runs(got);
+        drive_fini(&d); /* of a device that is lost */
+        emu_device_set(&(struct emu_device){0});
+    }
+    free_runs(want);
+#endif
+}
+
 int main(int argc, char **argv)
 {
     struct bt_k_opts o = {0};
@@ -150,6 +210,9 @@ int main(int argc, char **argv)
         test_relay();
         test_cancel();
         test_steps();
+        if (i == 1) {
+            test_fault();
+        }
         printf("%s done\n", model);
     }
     CHECK_EQ(bt_test_live_bytes(), 0);
