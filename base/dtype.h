@@ -23,8 +23,9 @@ enum bt_dtype {
     BT_DTYPE_Q5_K,   /* 256 values, 176 bytes */
     BT_DTYPE_Q6_K,   /* 256 values, 210 bytes */
     /* In no file: what quantised matrices of HF directories are turned into. */
-    BT_DTYPE_G4, /* 32 values: f32 scale, f32 min, 16 bytes nibbles; scale * q + min */
-    BT_DTYPE_G8, /* 32 values: f32 scale, f32 min, 32 bytes; scale * q + min */
+    BT_DTYPE_G4,  /* 32 values: f32 scale, f32 min, 16 bytes nibbles; scale * q + min */
+    BT_DTYPE_G8,  /* 32 values: f32 scale, f32 min, 32 bytes; scale * q + min */
+    BT_DTYPE_GF8, /* 32 values: f32 scale of a magnitude below 2^7, 32 e4m3 (base/float8.h), none NaN; scale * value */
     BT_DTYPE_COUNT,
 };
 
@@ -36,16 +37,16 @@ static inline uint32_t bt_dtype_block_values(enum bt_dtype t)
 
 static inline uint32_t bt_dtype_block_bytes(enum bt_dtype t)
 {
-    static const uint16_t bytes[BT_DTYPE_COUNT] = {4,  2,  2,   18,  20,  22,  24, 18,
-                                                   34, 84, 110, 144, 176, 210, 24, 40};
+    static const uint16_t bytes[BT_DTYPE_COUNT] = {4,  2,   2,   18,  20,  22, 24, 18, 34,
+                                                   84, 110, 144, 176, 210, 24, 40, 36};
     return bytes[t];
 }
 
 static inline const char *bt_dtype_name(enum bt_dtype t)
 {
     static const char *const names[BT_DTYPE_COUNT] = {
-        "f32",  "f16",  "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl",
-        "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "g4",   "g8"};
+        "f32",  "f16",  "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl", "q8_0",
+        "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "g4",   "g8",   "gf8"};
     return names[t];
 }
 

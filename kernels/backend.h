@@ -20,7 +20,7 @@
  *  - exp, tanh, … are our own polynomials in f32 with fma, the same on every instruction set.
  *  - attention: keys in blocks aligned at absolute positions, online softmax in block order; reads K and V as stored.
  * That is class "cpu-f32". Class "cpu-int8" differs in gemm with block-quantised weights and in attention, and there only. In gemm x
- * is rounded to 8 bits per row and 32 consecutive k. With a = max |x[k]|:
+ * is rounded to 8 bits per row and 32 consecutive k. Weights of gf8 are as in cpu-f32. With a = max |x[k]|:
  *    a < 2^-100:            q[k] = 0, s = 0
  *    a infinite or NaN:     q[k] = 0, s = NaN
  *    else:                  s = a / 127, q[k] = x[k] * (127 / a), the product of two f32 values rounded once, to the nearest
@@ -96,7 +96,7 @@ struct bt_k_weight_desc {
     const void *
         data; /* host; borrowed for the call, for_embed: until bt_k_weight_destroy (the mapped file) */
     uint32_t
-        group; /* G4, G8: consecutive values of a row whose blocks have the same scale and minimum; 0: 32. A multiple
+        group; /* G4, G8, GF8: consecutive values of a row whose blocks have the same scale and minimum; 0: 32. A multiple
                              of 32 that divides n_cols */
     const uint32_t *
         perm; /* host [n_cols], borrowed for the call: value k of a row goes with x[perm[k]], and sums run over

@@ -6,6 +6,7 @@
 
 #include <string.h>
 #include "base/float16.h"
+#include "base/float8.h"
 
 static float f16_at(const uint8_t *p)
 {
@@ -181,6 +182,13 @@ static void g8_block(float *y, const uint8_t *p)
     }
 }
 
+static void gf8_block(float *y, const uint8_t *p)
+{
+    for (uint32_t j = 0; j < 32; j++) {
+        y[j] = f32_at(p) * bt_f8_to_f32(p[4 + j]);
+    }
+}
+
 static void block_values(float *y, const uint8_t *p, enum bt_dtype dtype)
 {
     switch (dtype) {
@@ -207,6 +215,9 @@ static void block_values(float *y, const uint8_t *p, enum bt_dtype dtype)
         break;
     case BT_DTYPE_G8:
         g8_block(y, p);
+        break;
+    case BT_DTYPE_GF8:
+        gf8_block(y, p);
         break;
     case BT_DTYPE_Q2_K:
         q2_k_block(y, p);

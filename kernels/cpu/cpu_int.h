@@ -21,6 +21,7 @@
  *   q6_k            per 256: f16 d[16]; then 8 blocks of int8 sc[2][16]; words[4][16]; pairs[2][16]
  *   g4              per group: f32 d[16], m[16]; then its blocks of words[4][16]
  *   g8              per group: f32 d[16], m[16]; then its blocks of bytes[8][16]
+ *   gf8             per group: f32 d[16]; then its blocks of bytes[8][16], e4m3
  * All are 32-bit words, one per column, so that four consecutive k of a column meet in one lane:
  *   words[i][c]     byte j: the low nibble is q of k = 4i + j, the high one of k = 16 + 4i + j
  *   bytes[i][c]     byte j: q of k = 4i + j
@@ -72,7 +73,7 @@ struct cpu_weight {
     uint32_t n_rows, n_cols; /* N, K */
     uint32_t n_panels;
     size_t panel_bytes;
-    uint32_t group_shift; /* g4, g8: 1 << group_shift blocks have one header */
+    uint32_t group_shift; /* g4, g8, gf8: 1 << group_shift blocks have one header */
     uint32_t *perm;       /* [n_cols]: order of the inputs; NULL: as they are */
     uint8_t *packed;      /* NULL: not for gemm */
     bool borrowed;        /* packed is the caller's */
@@ -232,21 +233,25 @@ static inline float *cpu_scratch(const struct cpu_ctx *c, uint32_t thread)
 static inline size_t cpu_block_bytes(enum bt_dtype dtype)
 {
     static const uint16_t bytes[BT_DTYPE_COUNT] = {
-        2048, 1024,     1024,     288,      320,      352,      384, 288,
-        544,  1344 / 8, 1824 / 8, 2368 / 8, 2880 / 8, 3360 / 8, 256, 512};
+        2048,     1024,     1024,     288,      320,      352, 384, 288, 544,
+        1344 / 8, 1824 / 8, 2368 / 8, 2880 / 8, 3360 / 8, 256, 512, 512};
     return bytes[dtype];
 }
 
 /* Bytes of a panel of K columns; shift: a weight's group_shift. */
 size_t cpu_panel_bytes(enum bt_dtype dtype, uint32_t n_cols, uint32_t shift);
-/* Byte of a g4 or g8 panel where block b's header is, and where its values are. */
+/* Bytes of a group's header in a g4, g8 or gf8 panel; the byte where block b's header is, and where its values are. */
+static inline size_t cpu_head_bytes(enum bt_dtype dtype)
+{
+    return dtype == BT_DTYPE_GF8 ? 64 : 128;
+}
 static inline size_t cpu_group_at(enum bt_dtype dtype, uint32_t shift, uint32_t b)
 {
-    return (size_t)(b >> shift) * (128 + (cpu_block_bytes(dtype) << shift));
+    return (size_t)(b >> shift) * (cpu_head_bytes(dtype) + (cpu_block_bytes(dtype) << shift));
 }
 static inline size_t cpu_grouped_at(enum bt_dtype dtype, uint32_t shift, uint32_t b)
 {
-    return cpu_group_at(dtype, shift, b) + 128 +
+    return cpu_group_at(dtype, shift, b) + cpu_head_bytes(dtype) +
            (b & ((1U << shift) - 1U)) * cpu_block_bytes(dtype);
 }
 /* n values of a raw row, from the first block on, to f32. n: a multiple of the block size. */
@@ -292,8 +297,7 @@ struct cpu_gemms cpu_gemms_rows(const struct cpu_gemms *all, uint32_t row, uint3
 /* Whether the integer class has its own products for a weight of this type. */
 static inline bool cpu_is_int8(const struct cpu_ctx *c, enum bt_dtype dtype)
 {
-    return c->int8 != NULL && dtype != BT_DTYPE_F32 && dtype != BT_DTYPE_F16 &&
-           dtype != BT_DTYPE_BF16;
+    return c->int8 != NULL && dtype > BT_DTYPE_BF16 && dtype != BT_DTYPE_GF8;
 }
 /* Makes c->xq at least so many bytes; what it held is lost. BT_ERR_NOMEM. */
 enum bt_status cpu_xq_reserve(struct cpu_ctx *c, size_t bytes) BT_NODISCARD;

@@ -26,7 +26,9 @@ size_t cpu_panel_bytes(enum bt_dtype dtype, uint32_t n_cols, uint32_t shift)
         return ((size_t)n_cols + 1) / 2 * 64;
     case BT_DTYPE_G4:
     case BT_DTYPE_G8:
-        return n_blocks * cpu_block_bytes(dtype) + ((n_blocks - 1) >> shift) * 128 + 128;
+    case BT_DTYPE_GF8:
+        return n_blocks * cpu_block_bytes(dtype) +
+               (((n_blocks - 1) >> shift) + 1) * cpu_head_bytes(dtype);
     default:
         return n_blocks * cpu_block_bytes(dtype);
     }
@@ -245,6 +247,21 @@ static void pack_grouped(const struct pack *p, enum bt_dtype dtype, uint32_t shi
     }
 }
 
+static void pack_gf8(const struct pack *p, uint32_t shift)
+{
+    const size_t in_bytes = bt_dtype_block_bytes(BT_DTYPE_GF8);
+
+    for (uint32_t b = 0; b < p->n_cols / CPU_BLOCK; b++) {
+        uint8_t *head = p->out + cpu_group_at(BT_DTYPE_GF8, shift, b),
+                *out = p->out + cpu_grouped_at(BT_DTYPE_GF8, shift, b);
+        fetch_next(p, b * in_bytes, in_bytes);
+        for (uint32_t c = 0; c < CPU_PANEL && p->rows[c] != NULL; c++) {
+            memcpy(head + c * 4, p->rows[c] + b * in_bytes, 4);
+        }
+        put_words(p, out, b * in_bytes + 4, 8, 0, false);
+    }
+}
+
 static void pack_q8_0(const struct pack *p)
 {
     for (uint32_t b = 0; b < p->n_cols / CPU_BLOCK; b++) {
@@ -367,6 +384,9 @@ static void pack_panel(const struct pack *p, const struct cpu_weight *w)
     case BT_DTYPE_G4:
     case BT_DTYPE_G8:
         pack_grouped(p, w->dtype, w->group_shift);
+        break;
+    case BT_DTYPE_GF8:
+        pack_gf8(p, w->group_shift);
         break;
     case BT_DTYPE_F32:
         pack_words(p, p->n_cols);

@@ -213,6 +213,14 @@ static __device__ __forceinline__ void quant_block(const R &row, uint32_t dtype,
         }
         break;
     }
+    case BT_DTYPE_GF8: {
+        R r = row.from(36 * (size_t)b);
+#pragma unroll
+        for (uint32_t j = 0; j < 32; j++) {
+            w[j] = r.f32(0) * float_of_f8(r.u8(4 + j));
+        }
+        break;
+    }
     default: {
         const uint32_t bytes = dtype == BT_DTYPE_Q2_K   ? 84
                                : dtype == BT_DTYPE_Q3_K ? 110

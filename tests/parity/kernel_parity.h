@@ -156,6 +156,13 @@ static inline uint8_t *pk_random_rows(enum bt_dtype t, uint32_t n, uint32_t k)
             f *= -(float)(pk_u32() % 16);
             memcpy(w + i + 4, &f, 4);
             break;
+        case BT_DTYPE_GF8:
+            f /= 256;
+            memcpy(w + i, &f, 4);
+            for (size_t j = i + 4; j < i + 36; j++) {
+                w[j] = (w[j] & 0x7f) == 0x7f ? 0x7e : w[j];
+            }
+            break;
         default:
             pk_put_half(w + i);
             pk_put_half(w + i + 2);

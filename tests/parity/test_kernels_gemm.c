@@ -36,6 +36,15 @@ static int scale4(const uint8_t *s, uint32_t g, bool min)
     return min ? (s[g + 4] >> 4) + 16 * (s[g] >> 6) : (s[g + 4] & 15) + 16 * (s[g - 4] >> 6);
 }
 
+/* gf8: sign, 4 bits of exponent less 7, 3 behind the point; exponent 0 has no leading 1. */
+static double e4m3(uint32_t c)
+{
+    uint32_t exponent = c >> 3 & 15, fraction = c & 7;
+    double v = exponent == 0 ? ldexp(fraction, -9) : ldexp(8 + fraction, (int)exponent - 10);
+
+    return c >> 7 ? -v : v;
+}
+
 static const int iq4_nl_values[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
                                       1,    13,   25,  38,  53,  69,  89,  113};
 
@@ -76,6 +85,9 @@ static double weight_value(enum bt_dtype t, const uint8_t *row, uint32_t i)
         memcpy(&m, b + 4, 4);
         return (double)d * (t == BT_DTYPE_G4 ? nibble(b + 8, j) : b[8 + j]) + (double)m;
     }
+    case BT_DTYPE_GF8:
+        memcpy(&f, b, 4);
+        return (double)f * e4m3(b[4 + j]);
     case BT_DTYPE_Q2_K:
         return pk_half_value(b + 80) * (b[j / 16] & 15) * pair(b + 16, j) -
                pk_half_value(b + 82) * (b[j / 16] >> 4);
@@ -235,7 +247,7 @@ static void test_groups(const struct pk *p, enum bt_dtype t, uint32_t n, uint32_
 
     for (uint32_t i = 0; i < n * (k / 32); i++) {
         uint32_t first = i / (k / 32) * (k / 32) + i % (k / 32) / (group / 32) * (group / 32);
-        memcpy(rows + i * block, rows + first * block, 8);
+        memcpy(rows + i * block, rows + first * block, t == BT_DTYPE_GF8 ? 4 : 8);
     }
     for (uint32_t i = 0; i < k; i++) {
         perm[i] = reorder ? (i * 7 + 3) % k : i; /* k is no multiple of 7 */
@@ -331,7 +343,8 @@ static void test_all_together(const char *numerics)
                                              {BT_DTYPE_Q4_K, BT_DTYPE_Q4_K, BT_DTYPE_Q6_K},
                                              {BT_DTYPE_BF16, BT_DTYPE_BF16, BT_DTYPE_F32},
                                              {BT_DTYPE_F32, BT_DTYPE_F16, BT_DTYPE_Q4_0},
-                                             {BT_DTYPE_Q4_0, BT_DTYPE_G4, BT_DTYPE_Q4_0}};
+                                             {BT_DTYPE_Q4_0, BT_DTYPE_G4, BT_DTYPE_Q4_0},
+                                             {BT_DTYPE_GF8, BT_DTYPE_BF16, BT_DTYPE_GF8}};
     static const uint32_t n[][3] = {{576, 192, 192}, {17, 1, 40}, {100, 33, 500}};
     static const uint32_t m[] = {1, 2, 8, 13, 70, 515};
     struct pk p;
@@ -391,7 +404,7 @@ int main(void)
         }
     }
     test_shape(&p, BT_DTYPE_BF16, 509, 48, 259, true); /* several tasks of rows */
-    for (enum bt_dtype t = BT_DTYPE_G4; t <= BT_DTYPE_G8; t++) {
+    for (enum bt_dtype t = BT_DTYPE_G4; t <= BT_DTYPE_GF8; t++) {
         test_groups(&p, t, 40, 256, 128, false);
         test_groups(&p, t, 16, 256, 64, true);
         test_groups(&p, t, 33, 192, 96, true);  /* no power of two: headers of 32 */
