@@ -144,7 +144,10 @@ const char *bt_model_numerics(const struct bt_model *m, const char *backend)
         enum bt_dtype type = bt_slot_desc(s).dtype;
         uint64_t n = s->for_gemm ? (uint64_t)s->n_rows * s->n_cols : 0;
 
-        *(type == BT_DTYPE_BF16 ? &bf16 : type > BT_DTYPE_BF16 ? &blocks : &floats) += n;
+        /* e4m3 has no integers to multiply */
+        *(type == BT_DTYPE_BF16 || type == BT_DTYPE_GF8 ? &bf16
+          : type > BT_DTYPE_BF16                        ? &blocks
+                                                        : &floats) += n;
     }
     if (strcmp(backend, "cuda") == 0) {
         return bf16 + blocks > floats ? "cuda-bf16" : "cuda-f32";

@@ -52,14 +52,17 @@ enum bt_quant_kind {
     BT_QUANT_AWQ,  /* qweight [K, N / 8], qzeros [groups, N / 8], scales [groups, N] */
     BT_QUANT_CT_INT,    /* weight int8 [N, K], weight_scale [N, groups] */
     BT_QUANT_CT_PACKED, /* weight_packed [N, K / per word], weight_scale [N, groups] */
+    BT_QUANT_F8, /* weight e4m3 [N, K], a scale for all of it, for a row, or for a block of it */
 };
 
 /* quantization_config of a HF directory: how its quantised matrices are to be read. */
 struct bt_quant_config {
     enum bt_quant_kind kind;
-    uint32_t bits;       /* 4 or 8 */
-    uint32_t group;      /* input values that share a scale; 0: a whole row */
-    uint32_t zero_added; /* what the file's zero points are short of */
+    uint32_t bits;                   /* 4 or 8 */
+    uint32_t group;                  /* input values that share a scale; 0: a whole row */
+    uint32_t zero_added;             /* what the file's zero points are short of */
+    uint32_t block_rows, block_cols; /* F8: values that share a scale; 0: a row, or all */
+    bool scale_inv; /* F8: the scales are called weight_scale_inv, and are factors all the same */
 };
 
 /* One quantised matrix [n_rows N, n_cols K] as its file has it. Value (n, k) is scale * (q - zero). */
@@ -69,6 +72,7 @@ struct bt_quant {
     const struct bt_tensor *zero;  /* NULL: the middle of the range */
     const struct bt_tensor *index; /* group of each k; NULL: in order */
     uint32_t n_rows, n_cols, group;
+    uint32_t scale_rows, scale_cols; /* F8: rows and columns of a scale */
     uint32_t *
         perm; /* place k of the matrix holds input perm[k], so that groups lie together; NULL: in order */
 };
@@ -238,7 +242,17 @@ const struct bt_quant *bt_quant_bind(struct bt_binder *b, const char *stem, uint
                                      uint32_t n_cols);
 /* Bytes of q, scales and zero points. */
 size_t bt_quant_bytes(const struct bt_quant *q);
-/* quant_rows.c: G4 or G8, and the matrix as rows of such blocks (its columns in the order of perm), in memory that
+/* quant_f8.c: the F8 parts of both. */
+void bt_quant_f8_bind(struct bt_binder *b, struct bt_quant *q, const char *stem);
+enum bt_status bt_quant_f8_rows(const struct bt_quant *q, void **rows,
+                                struct bt_err *err) BT_NODISCARD;
+/* A tensor stem + suffix of this type (NULL: F32, F16 or BF16) and shape (cols 0: one dimension); NULL when it is absent and
+ * not needed, or after an error. */
+const struct bt_tensor *bt_quant_part(struct bt_binder *b, const char *stem, const char *suffix,
+                                      bool needed, const char *type, uint64_t rows, uint64_t cols);
+/* Whether a tensor of a quantised directory says only how activations or the KV cache may be rounded, which is not done. */
+bool bt_quant_unused(const struct bt_model *m, const char *name);
+/* quant_rows.c: G4, G8 or GF8, and the matrix as rows of such blocks (its columns in the order of perm), in memory that
  * bt_free frees. */
 enum bt_dtype bt_quant_dtype(const struct bt_quant *q);
 enum bt_status bt_quant_rows(const struct bt_quant *q, void **rows,

@@ -14,9 +14,8 @@ static const char *join(char out[NAME_MAX_BYTES], const char *stem, const char *
     return out;
 }
 
-/* A tensor of this type and shape; NULL when it is absent and optional, or after an error. */
-static const struct bt_tensor *part(struct bt_binder *b, const char *stem, const char *suffix,
-                                    bool needed, const char *type, uint64_t rows, uint64_t cols)
+const struct bt_tensor *bt_quant_part(struct bt_binder *b, const char *stem, const char *suffix,
+                                      bool needed, const char *type, uint64_t rows, uint64_t cols)
 {
     char name[NAME_MAX_BYTES];
 
@@ -73,19 +72,19 @@ static void bind_gptq(struct bt_binder *b, struct bt_quant *q, const char *stem)
 {
     uint32_t per_word = 32 / q->c.bits, n_groups = q->n_cols / q->group;
 
-    q->q = part(b, stem, ".qweight", true, "I32", q->n_cols / per_word, q->n_rows);
-    q->zero = part(b, stem, ".qzeros", true, "I32", n_groups, q->n_rows / per_word);
-    q->scale = part(b, stem, ".scales", true, NULL, n_groups, q->n_rows);
-    q->index = part(b, stem, ".g_idx", false, "I32", q->n_cols, 0);
+    q->q = bt_quant_part(b, stem, ".qweight", true, "I32", q->n_cols / per_word, q->n_rows);
+    q->zero = bt_quant_part(b, stem, ".qzeros", true, "I32", n_groups, q->n_rows / per_word);
+    q->scale = bt_quant_part(b, stem, ".scales", true, NULL, n_groups, q->n_rows);
+    q->index = bt_quant_part(b, stem, ".g_idx", false, "I32", q->n_cols, 0);
 }
 
 static void bind_awq(struct bt_binder *b, struct bt_quant *q, const char *stem)
 {
     uint32_t n_groups = q->n_cols / q->group;
 
-    q->q = part(b, stem, ".qweight", true, "I32", q->n_cols, q->n_rows / 8);
-    q->zero = part(b, stem, ".qzeros", true, "I32", n_groups, q->n_rows / 8);
-    q->scale = part(b, stem, ".scales", true, NULL, n_groups, q->n_rows);
+    q->q = bt_quant_part(b, stem, ".qweight", true, "I32", q->n_cols, q->n_rows / 8);
+    q->zero = bt_quant_part(b, stem, ".qzeros", true, "I32", n_groups, q->n_rows / 8);
+    q->scale = bt_quant_part(b, stem, ".scales", true, NULL, n_groups, q->n_rows);
 }
 
 static void bind_compressed(struct bt_binder *b, struct bt_quant *q, const char *stem)
@@ -96,19 +95,20 @@ static void bind_compressed(struct bt_binder *b, struct bt_quant *q, const char 
     const struct bt_tensor *s =
         bt_weights_find(bt_bind_model(b), join(name, stem, ".weight_scale"));
 
-    q->q = packed ? part(b, stem, ".weight_packed", true, "I32", q->n_rows,
-                         q->n_cols / (32 / q->c.bits))
-                  : part(b, stem, ".weight", true, "I8", q->n_rows, q->n_cols);
+    q->q = packed ? bt_quant_part(b, stem, ".weight_packed", true, "I32", q->n_rows,
+                                  q->n_cols / (32 / q->c.bits))
+                  : bt_quant_part(b, stem, ".weight", true, "I8", q->n_rows, q->n_cols);
     if (s != NULL && bt_tensor_values(s) == 1) { /* one for the whole matrix */
-        q->scale = part(b, stem, ".weight_scale", true, NULL, 1, s->n_dims == 2 ? 1 : 0);
-        q->zero = part(b, stem, ".weight_zero_point", false, "I8", 1, s->n_dims == 2 ? 1 : 0);
+        q->scale = bt_quant_part(b, stem, ".weight_scale", true, NULL, 1, s->n_dims == 2 ? 1 : 0);
+        q->zero =
+            bt_quant_part(b, stem, ".weight_zero_point", false, "I8", 1, s->n_dims == 2 ? 1 : 0);
     } else {
-        q->scale = part(b, stem, ".weight_scale", true, NULL, q->n_rows, n_groups);
-        q->zero = part(b, stem, ".weight_zero_point", false, "I8", q->n_rows, n_groups);
+        q->scale = bt_quant_part(b, stem, ".weight_scale", true, NULL, q->n_rows, n_groups);
+        q->zero = bt_quant_part(b, stem, ".weight_zero_point", false, "I8", q->n_rows, n_groups);
     }
-    q->index = part(b, stem, ".weight_g_idx", false, "I32", q->n_cols, 0);
+    q->index = bt_quant_part(b, stem, ".weight_g_idx", false, "I32", q->n_cols, 0);
     if (packed) {
-        (void)part(b, stem, ".weight_shape", false, "I64", 2, 0);
+        (void)bt_quant_part(b, stem, ".weight_shape", false, "I64", 2, 0);
     }
 }
 
@@ -126,6 +126,9 @@ static bool quantised(const struct bt_model *m, const char *stem)
     case BT_QUANT_CT_INT:
         t = bt_weights_find(m, join(name, stem, ".weight"));
         return t != NULL && strcmp(t->type_name, "I8") == 0;
+    case BT_QUANT_F8:
+        t = bt_weights_find(m, join(name, stem, ".weight"));
+        return t != NULL && strcmp(t->type_name, "F8_E4M3") == 0;
     default:
         return false;
     }
@@ -152,6 +155,8 @@ const struct bt_quant *bt_quant_bind(struct bt_binder *b, const char *stem, uint
         bind_awq(b, q, stem);
     } else if (q->c.kind == BT_QUANT_GPTQ) {
         bind_gptq(b, q, stem);
+    } else if (q->c.kind == BT_QUANT_F8) {
+        bt_quant_f8_bind(b, q, stem);
     } else {
         bind_compressed(b, q, stem);
     }

@@ -3,6 +3,7 @@
  * tensors (quant_bind.c). */
 
 #include <string.h>
+#include "base/log.h"
 #include "model/model_int.h"
 
 #define QC "quantization_config."
@@ -102,19 +103,95 @@ static void check_activations(struct bt_hf *c)
     refuse_if_set(c, CT "output_activations");
 }
 
+static void read_block(struct bt_hf *c, struct bt_quant_config *q, const char *key)
+{
+    if (bt_hf_array_size(c, key) != 2) {
+        bt_hf_fail(c, BT_ERR_INVALID, key, "is not a pair of sizes");
+        return;
+    }
+    q->block_rows = (uint32_t)bt_hf_array_int(c, key, 0, 1, GROUP_MAX);
+    q->block_cols = (uint32_t)bt_hf_array_int(c, key, 1, 1, GROUP_MAX);
+    if (q->block_cols % 32 != 0) {
+        bt_hf_fail(c, BT_ERR_UNSUPPORTED, key, "%u columns are not a multiple of 32",
+                   q->block_cols);
+    }
+}
+
+/* weights of 8 bits of floating point, in compressed-tensors. */
+static void read_float(struct bt_hf *c, struct bt_quant_config *q)
+{
+    const char *strategy = bt_hf_str(c, CT "weights.strategy", "tensor");
+
+    q->kind = BT_QUANT_F8;
+    q->bits = read_bits(c, CT "weights.num_bits", false);
+    if (q->bits != 8) {
+        bt_hf_fail(c, BT_ERR_UNSUPPORTED, CT "weights.num_bits", "is not 8");
+    }
+    if (!bt_hf_bool(c, CT "weights.symmetric", true)) {
+        bt_hf_fail(c, BT_ERR_UNSUPPORTED, CT "weights.symmetric", "false is not supported");
+    }
+    if (strcmp(strategy, "block") == 0) {
+        read_block(c, q, CT "weights.block_structure");
+    } else if (strcmp(strategy, "group") == 0) {
+        q->block_cols = read_group(c, CT "weights.group_size", 128);
+        q->block_rows = q->block_cols != 0 ? 1 : 0;
+    } else if (strcmp(strategy, "channel") != 0 && strcmp(strategy, "tensor") != 0) {
+        bt_hf_fail(c, BT_ERR_UNSUPPORTED, CT "weights.strategy", "\"%.64s\" is not supported",
+                   strategy);
+    }
+    if (bt_hf_is_object(c, CT "input_activations") &&
+        (bt_hf_int(c, CT "input_activations.num_bits", 1, 64, 8) != 8 ||
+         !str_is(c, CT "input_activations.type", "float", "float"))) {
+        bt_hf_fail(c, BT_ERR_UNSUPPORTED, CT "input_activations",
+                   "only 8-bit floating point is supported");
+    }
+    refuse_if_set(c, CT "output_activations");
+}
+
+/* Of vLLM and of Transformers ("fp8"), one scale or one for each block; of fbgemm, one for each row. */
+static void read_fp8(struct bt_hf *c, struct bt_quant_config *q)
+{
+    const char *scheme = bt_hf_str(c, QC "activation_scheme", "dynamic");
+
+    q->kind = BT_QUANT_F8;
+    q->bits = 8;
+    if (!str_is(c, QC "fmt", "e4m3", "e4m3")) {
+        bt_hf_fail(c, BT_ERR_UNSUPPORTED, QC "fmt", "is not e4m3");
+    }
+    if (strcmp(scheme, "dynamic") != 0 && strcmp(scheme, "static") != 0) {
+        bt_hf_fail(c, BT_ERR_UNSUPPORTED, QC "activation_scheme", "\"%.64s\" is not supported",
+                   scheme);
+    }
+    if (bt_hf_has(c, QC "weight_block_size")) {
+        read_block(c, q, QC "weight_block_size");
+        q->scale_inv = true;
+    }
+}
+
 static void read_compressed(struct bt_hf *c, struct bt_quant_config *q)
 {
     const char *format = bt_hf_str(c, QC "format", "int-quantized");
     const char *strategy = bt_hf_str(c, CT "weights.strategy", "channel");
+    bool naive = strcmp(format, "naive-quantized") == 0;
     bool packed = strcmp(format, "pack-quantized") == 0;
 
     q->kind = packed ? BT_QUANT_CT_PACKED : BT_QUANT_CT_INT;
-    if (!packed && strcmp(format, "int-quantized") != 0 && strcmp(format, "naive-quantized") != 0) {
+    bool is_float = strcmp(format, "float-quantized") == 0 ||
+                    (naive && str_is(c, CT "weights.type", "int", "float"));
+    if (!packed && !is_float && !naive && strcmp(format, "int-quantized") != 0) {
         bt_hf_fail(c, BT_ERR_UNSUPPORTED, QC "format", "\"%.64s\" is not supported", format);
     }
     if (!bt_hf_is_object(c, QC "config_groups.group_0") ||
         bt_hf_has(c, QC "config_groups.group_1")) {
         bt_hf_fail(c, BT_ERR_UNSUPPORTED, QC "config_groups", "only one, group_0, is supported");
+        return;
+    }
+    refuse_if_set(c, QC "sparsity_config.format");
+    if (is_float) {
+        if (!str_is(c, CT "weights.type", "float", "float")) {
+            bt_hf_fail(c, BT_ERR_UNSUPPORTED, CT "weights.type", "is not float");
+        }
+        read_float(c, q);
         return;
     }
     q->bits = read_bits(c, CT "weights.num_bits", false);
@@ -135,8 +212,6 @@ static void read_compressed(struct bt_hf *c, struct bt_quant_config *q)
                    "false is not supported for pack-quantized");
     }
     check_activations(c);
-    refuse_if_set(c, QC "kv_cache_scheme");
-    refuse_if_set(c, QC "sparsity_config.format");
 }
 
 void bt_quant_config_read(struct bt_model *m, struct bt_hf *c)
@@ -157,7 +232,15 @@ void bt_quant_config_read(struct bt_model *m, struct bt_hf *c)
         read_awq(c, &m->quant);
     } else if (strcmp(method, "compressed-tensors") == 0) {
         read_compressed(c, &m->quant);
+    } else if (strcmp(method, "fp8") == 0 || strcmp(method, "fbgemm_fp8") == 0) {
+        read_fp8(c, &m->quant);
     } else {
         bt_hf_fail(c, BT_ERR_UNSUPPORTED, QC "quant_method", "\"%.64s\" is not supported", method);
+    }
+    if (bt_hf_has(c, QC "kv_cache_scheme") && !bt_hf_is_empty(c, QC "kv_cache_scheme")) {
+        bt_log_info("model",
+                    "%s: kv_cache_scheme and its scales are not used: keys and values are "
+                    "kept as --kv-dtype says",
+                    bt_hf_path(c));
     }
 }

@@ -108,11 +108,14 @@ static void put_block(uint8_t *out, const struct bt_quant *q, uint32_t n, uint32
 
 enum bt_dtype bt_quant_dtype(const struct bt_quant *q)
 {
-    return q->c.bits == 4 ? BT_DTYPE_G4 : BT_DTYPE_G8;
+    return q->c.kind == BT_QUANT_F8 ? BT_DTYPE_GF8 : q->c.bits == 4 ? BT_DTYPE_G4 : BT_DTYPE_G8;
 }
 
 enum bt_status bt_quant_rows(const struct bt_quant *q, void **rows, struct bt_err *err)
 {
+    if (q->c.kind == BT_QUANT_F8) {
+        return bt_quant_f8_rows(q, rows, err);
+    }
     uint32_t n_blocks = q->n_cols / BLOCK;
     size_t block_bytes = bt_dtype_block_bytes(bt_quant_dtype(q)), bytes;
     uint8_t *out = bt_mul_size(q->n_rows, n_blocks * block_bytes, &bytes) ? bt_alloc(bytes) : NULL;

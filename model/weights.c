@@ -304,7 +304,8 @@ static void check_unused(struct bt_binder *b)
         const struct bt_tensor *t = tensor_at(b->m, i);
         bool harmless = ends_with(t->name, ".rotary_emb.inv_freq") ||
                         strcmp(t->name, "rope_freqs.weight") == 0 ||
-                        (b->m->config.tied && strcmp(t->name, "lm_head.weight") == 0);
+                        (b->m->config.tied && strcmp(t->name, "lm_head.weight") == 0) ||
+                        bt_quant_unused(b->m, t->name);
         if (!b->used[i] && !harmless) {
             bt_bind_fail(b, BT_ERR_UNSUPPORTED, t, "a %s model has no use for it",
                          b->m->family->name);

@@ -30,7 +30,7 @@ static const char tiny_config[] =
 
 struct tiny_tensor {
     char name[96];
-    const char *type; /* "F32", "BF16" */
+    const char *type; /* "F32", "BF16", "I64", "F8_E4M3" */
     uint32_t n_dims, shape[2];
 };
 
@@ -105,9 +105,10 @@ static inline const char *tiny_write(const struct tiny_model *m, const char *con
     for (uint32_t i = 0; i < m->n; i++) {
         const struct tiny_tensor *t = &m->t[i];
         size_t values = (size_t)t->shape[0] * (t->n_dims == 2 ? t->shape[1] : 1);
-        size_t bytes = values * (strcmp(t->type, "F32") == 0   ? 4
-                                 : strcmp(t->type, "I64") == 0 ? 8
-                                                               : 2);
+        size_t bytes = values * (strcmp(t->type, "F32") == 0      ? 4
+                                 : strcmp(t->type, "I64") == 0    ? 8
+                                 : strncmp(t->type, "F8", 2) == 0 ? 1
+                                                                  : 2);
         h += (size_t)snprintf(header + h, sizeof(header) - h,
                               "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[%u", i ? "," : "", t->name,
                               t->type, t->shape[0]);

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Writes tests/golden/models/{gptq4-order,gptq8-row,awq4,ct-int8,ct-pack4}/: tiny quantised Llamas as Hugging Face directories.
+"""Writes tests/golden/models/{gptq4-order,gptq8-row,awq4,ct-int8,ct-pack4,ct-f8,fp8-static,fp8-block}/: tiny quantised
+Llamas as Hugging Face directories.
 
 usage: make_quant_fixtures.py [NAME ...]
        (needs: pip install torch==2.13.0 transformers==5.24.0 compressed-tensors==0.20.1)
@@ -35,6 +36,13 @@ def ct_group(bits, strategy, group):
         "dynamic": False, "block_structure": None, "observer": "minmax", "observer_kwargs": {}}}}
 
 
+def ct_float(strategy):
+    return {"group_0": {"targets": ["Linear"], "output_activations": None, "input_activations": {
+        "num_bits": 8, "type": "float", "symmetric": True, "strategy": "token", "dynamic": True}, "weights": {
+        "num_bits": 8, "type": "float", "symmetric": True, "strategy": strategy, "group_size": None, "actorder": None,
+        "dynamic": False, "block_structure": None, "observer": "minmax", "observer_kwargs": {}}}}
+
+
 MODELS = {
     "gptq4-order": {"config": {**SMALL, "torch_dtype": "float16", "quantization_config": {
         "quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": True, "sym": False, "static_groups": False,
@@ -49,6 +57,14 @@ MODELS = {
         **CT, "format": "int-quantized", "config_groups": ct_group(8, "channel", None)}}, "dtype": torch.bfloat16},
     "ct-pack4": {"config": {**SMALL, "torch_dtype": "bfloat16", "quantization_config": {
         **CT, "format": "pack-quantized", "config_groups": ct_group(4, "group", GROUP)}}, "dtype": torch.bfloat16},
+    "ct-f8": {"config": {**TINY, "torch_dtype": "bfloat16", "quantization_config": {
+        **CT, "format": "float-quantized", "config_groups": ct_float("channel")}}, "dtype": torch.bfloat16},
+    "fp8-static": {"config": {**TINY, "torch_dtype": "bfloat16", "quantization_config": {
+        "quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"], "kv_cache_scheme": "static"}},
+        "dtype": torch.bfloat16},
+    "fp8-block": {"config": {**SMALL, "intermediate_size": 96, "torch_dtype": "bfloat16", "quantization_config": {
+        "quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [48, 64]}},
+        "dtype": torch.bfloat16},
 }
 
 
@@ -118,9 +134,35 @@ def compressed(w, stem, config, dtype, _gen):
             f"{stem}.weight_shape": torch.tensor(w.shape)}, values
 
 
+def scaled(w, rows, cols, dtype):
+    """e4m3 codes with a scale for every rows x cols values, [N / rows, K / cols], and the values that they stand for."""
+    n, k = w.shape
+    scale = torch.zeros(-(-n // rows), -(-k // cols))
+    for i in range(scale.shape[0]):
+        for j in range(scale.shape[1]):
+            scale[i, j] = w[i * rows:(i + 1) * rows, j * cols:(j + 1) * cols].abs().amax() / 448
+    scale = scale.to(dtype)
+    each = scale.float().repeat_interleave(rows, 0)[:n].repeat_interleave(cols, 1)[:, :k]
+    codes = (w / each).clamp(-448, 448).to(torch.float8_e4m3fn)
+    return codes, scale, codes.float() * each
+
+
+def float8(w, stem, config, dtype, _gen):
+    if "weight_block_size" in config:
+        codes, scale, values = scaled(w, *config["weight_block_size"], torch.float32)
+        return {f"{stem}.weight": codes, f"{stem}.weight_scale_inv": scale}, values
+    if config["quant_method"] == "fp8":
+        codes, scale, values = scaled(w, *w.shape, torch.float32)
+        more = {f"{stem.rsplit('.', 1)[0]}.{n}_scale": torch.ones(1) for n in "kv" if stem.endswith(f".{n}_proj")}
+        return {f"{stem}.weight": codes, f"{stem}.weight_scale": scale[0, 0].clone(), f"{stem}.input_scale": torch.ones(()), **more}, values
+    codes, scale, values = scaled(w, 1, w.shape[1], dtype)
+    return {f"{stem}.weight": codes, f"{stem}.weight_scale": scale}, values
+
+
 def quantised(model, config, dtype, gen):
     """The file's tensors; the model gets the values that they stand for."""
-    make = {"gptq": gptq, "awq": awq, "compressed-tensors": compressed}[config["quant_method"]]
+    make = {"gptq": gptq, "awq": awq, "compressed-tensors": compressed, "fp8": float8}[config["quant_method"]]
+    make = float8 if config.get("format") == "float-quantized" else make
     state = {}
     with torch.no_grad():
         for name, p in model.named_parameters():

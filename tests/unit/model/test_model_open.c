@@ -221,9 +221,100 @@ static void test_quant_refused(void)
     expect_quant(&t, CT("\"num_bits\": 8, \"type\": \"float\""), "group_0.weights.type");
     expect_quant(&t, CT("\"num_bits\": 4"), "group_0.weights.num_bits: is not 8");
     expect_quant(&t, CT("\"num_bits\": 8, \"strategy\": \"block\""), "strategy: \"block\"");
-    expect_quant(&t, CT("\"num_bits\": 8") ", \"kv_cache_scheme\": {\"a\": 1}", "kv_cache_scheme");
-    expect_quant(&t, CT("\"num_bits\": 8") ", \"format\": \"float-quantized\"",
-                 "quantization_config.format: \"float-quantized\"");
+    expect_quant(&t, CT("\"num_bits\": 8") ", \"format\": \"nvfp4-pack-quantized\"",
+                 "quantization_config.format: \"nvfp4-pack-quantized\"");
+}
+
+#define CT8(weights, more)                                                                         \
+    "\"quant_method\": \"compressed-tensors\", \"format\": \"float-quantized\", "                  \
+    "\"config_groups\": {\"group_0\": {\"weights\": {\"type\": \"float\", " weights "}" more "}}"
+#define FP8   "\"quant_method\": \"fp8\""
+#define BLOCK FP8 ", \"weight_block_size\": [32, 32]"
+
+static void test_f8_refused(void)
+{
+    struct tiny_model t;
+
+    tiny_llama(&t);
+    expect_quant(&t, CT8("\"num_bits\": 4", ""), "group_0.weights.num_bits: is not 8");
+    expect_quant(&t, CT8("\"num_bits\": 8, \"symmetric\": false", ""), "weights.symmetric");
+    expect_quant(&t, CT8("\"num_bits\": 8, \"strategy\": \"token\"", ""), "strategy: \"token\"");
+    expect_quant(
+        &t, CT8("\"num_bits\": 8, \"strategy\": \"block\", \"block_structure\": [128, 48]", ""),
+        "block_structure: 48 columns");
+    expect_quant(&t, CT8("\"num_bits\": 8", ", \"input_activations\": {\"num_bits\": 4}"),
+                 "input_activations");
+    expect_quant(&t, CT8("\"num_bits\": 8", ", \"input_activations\": {\"type\": \"int\"}"),
+                 "input_activations");
+    expect_quant(&t, CT("\"num_bits\": 8, \"type\": \"int\"") ", \"format\": \"float-quantized\"",
+                 "group_0.weights.type: is not float");
+    expect_quant(&t, FP8 ", \"fmt\": \"e5m2\"", "quantization_config.fmt: is not e4m3");
+    expect_quant(&t, FP8 ", \"activation_scheme\": \"odd\"", "activation_scheme: \"odd\"");
+    expect_quant(&t, FP8 ", \"weight_block_size\": [128, 8]", "weight_block_size: 8 columns");
+    expect(&t, with("\"quantization_config\": {" FP8 ", \"weight_block_size\": [128]}"),
+           BT_ERR_INVALID, "weight_block_size: is not a pair");
+}
+
+#define QKEY "model.layers.0.self_attn.q_proj."
+#define Q8   "\"quantization_config\": {" FP8 "}"
+#define QB   "\"quantization_config\": {" BLOCK "}"
+
+/* One matrix [32, 32] in e4m3, with such a scale. */
+static void f8_model(struct tiny_model *t, const char *scale, uint32_t rows, uint32_t cols)
+{
+    tiny_llama(t);
+    tiny_find(t, QKEY "weight")->type = "F8_E4M3";
+    tiny_add(t, scale, rows, cols);
+}
+
+static void test_f8_tensors(void)
+{
+    static const struct {
+        const char *scale, *config;
+        uint32_t rows, cols;
+    } good[] = {{QKEY "weight_scale", Q8, 1, 0},
+                {QKEY "weight_scale", Q8, 1, 1},
+                {QKEY "weight_scale", Q8, 32, 1},
+                {QKEY "weight_scale", Q8, 32, 0},
+                {QKEY "weight_scale_inv", QB, 1, 1},
+                {QKEY "weight_scale",
+                 "\"quantization_config\": {" CT8("\"num_bits\": 8, \"strategy\": \"channel\"",
+                                                  ", \"input_activations\": null") "}",
+                 32, 1}};
+    struct tiny_model t;
+    struct bt_model *m;
+    struct bt_err err = {0};
+
+    for (size_t i = 0; i < sizeof(good) / sizeof(good[0]); i++) {
+        f8_model(&t, good[i].scale, good[i].rows, good[i].cols);
+        /* how activations and the cache may be rounded, which is not done */
+        tiny_add(&t, QKEY "input_scale", 1, 0);
+        tiny_add(&t, "model.layers.0.self_attn.k_scale", 1, 0);
+        tiny_add(&t, "model.layers.0.self_attn.v_proj.output_scale", 1, 0);
+        CHECK_EQ(open_model(&t, with(good[i].config), &m, &err), BT_OK);
+        if (m == NULL) {
+            fprintf(stderr, "%zu: %s\n", i, err.msg);
+        }
+        bt_model_destroy(m);
+    }
+    f8_model(&t, QKEY "weight_scale_2", 1, 0);
+    expect(&t, with(Q8), BT_ERR_INVALID, "no tensor " QKEY "weight_scale");
+    f8_model(&t, QKEY "weight_scale", 1, 0);
+    expect(&t, with(QB), BT_ERR_INVALID, "no tensor " QKEY "weight_scale_inv");
+    expect(&t, tiny_config, BT_ERR_UNSUPPORTED, "weight: type F8_E4M3 is not supported");
+    f8_model(&t, QKEY "weight_scale", 16, 1);
+    expect(&t, with(Q8), BT_ERR_INVALID, "weight_scale: shape [16, 1], expected [32, 1]");
+    f8_model(&t, QKEY "weight_scale_inv", 2, 1);
+    expect(&t, with(QB), BT_ERR_INVALID, "weight_scale_inv: shape [2, 1], expected [1, 1]");
+    f8_model(&t, QKEY "weight_scale", 32, 1);
+    tiny_find(&t, QKEY "weight_scale")->type = "I64";
+    expect(&t, with(Q8), BT_ERR_UNSUPPORTED, "weight_scale: type I64 is not supported here");
+    f8_model(&t, QKEY "weight_scale", 32, 1);
+    tiny_find(&t, QKEY "weight")->type = "F8_E5M2";
+    expect(&t, with(Q8), BT_ERR_UNSUPPORTED, QKEY "weight: type F8_E5M2");
+    tiny_llama(&t);
+    tiny_add(&t, QKEY "input_scale", 1, 0);
+    expect(&t, tiny_config, BT_ERR_UNSUPPORTED, "input_scale: a llama model has no use for it");
 }
 
 static void test_bad_tensors(void)
@@ -296,6 +387,8 @@ int main(void)
     test_groups();
     test_bad_config();
     test_quant_refused();
+    test_f8_refused();
+    test_f8_tensors();
     test_bad_tensors();
     test_out_of_memory();
     tiny_clean();
