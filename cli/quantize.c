@@ -1,7 +1,6 @@
 /* baton quantize: writes a model as a GGUF file with smaller weights (or plain ones). Owns the command's order of work and
  * what it says; model/export.h and text/tokenizer_export.h know the file. */
 
-#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -10,6 +9,7 @@
 #include "base/mem.h"
 #include "base/options.h"
 #include "cli/cli.h"
+#include "cli/quantize_int.h"
 #include "files/gguf_write.h"
 #include "files/out_file.h"
 #include "model/export.h"
@@ -21,19 +21,20 @@ struct quantize_cfg {
     uint32_t threads;
 };
 
-static const char choices[] = "int8|int4|q8_0|q5_1|q5_0|q4_1|q4_0|bf16|f16|f32";
-static const enum bt_dtype types[] = {BT_DTYPE_Q8_0, BT_DTYPE_Q4_1, BT_DTYPE_Q8_0, BT_DTYPE_Q5_1,
-                                      BT_DTYPE_Q5_0, BT_DTYPE_Q4_1, BT_DTYPE_Q4_0, BT_DTYPE_BF16,
-                                      BT_DTYPE_F16,  BT_DTYPE_F32};
+static const char choices[] = "int8|int4|fp8|q8_0|q5_1|q5_0|q4_1|q4_0|bf16|f16|f32";
+static const enum bt_dtype types[] = {BT_DTYPE_Q8_0, BT_DTYPE_Q4_1, BT_DTYPE_GF8,  BT_DTYPE_Q8_0,
+                                      BT_DTYPE_Q5_1, BT_DTYPE_Q5_0, BT_DTYPE_Q4_1, BT_DTYPE_Q4_0,
+                                      BT_DTYPE_BF16, BT_DTYPE_F16,  BT_DTYPE_F32};
 
 static const struct bt_opt options[] = {
     {"to", BT_OPT_ENUM, offsetof(struct quantize_cfg, to), "int8", 0, 0, choices, NULL,
-     "Type of the matrices. int8 is q8_0, int4 is q4_1 (both: a scale for every 32 values)."},
+     "Type of the matrices. int8 is q8_0, int4 is q4_1 (both: a scale for every 32 values). "
+     "fp8 is e4m3 with a scale for each row, and needs --hf."},
     {"out", BT_OPT_STR, offsetof(struct quantize_cfg, out), NULL, 0, 0, NULL, "FILE",
      "The file to write (default: the model's name and type in the current folder)."},
     {"hf", BT_OPT_STR, offsetof(struct quantize_cfg, hf), NULL, 0, 0, NULL, "FOLDER",
-     "Write a Hugging Face directory instead, of f32, f16 or bf16 weights, from a GGUF file of "
-     "llama, qwen2 or qwen3."},
+     "Write a Hugging Face directory instead: of f32, f16, bf16 or fp8 weights from a GGUF file of "
+     "llama, qwen2 or qwen3, of fp8 ones from a directory of any architecture."},
     {"threads", BT_OPT_U32, offsetof(struct quantize_cfg, threads), "0", 0, 1024, NULL, NULL,
      "Threads; 0: all CPUs that this process may use."},
 };
@@ -55,24 +56,6 @@ static enum bt_status default_out(const char *model, enum bt_dtype t, struct bt_
     return bt_buf_addf(out, "%.*s-%s.gguf", (int)(n - from), model + from, bt_dtype_name(t))
                ? BT_OK
                : bt_err_set(err, BT_ERR_NOMEM, "out of memory");
-}
-
-struct progress {
-    bool terminal;
-    int shown; /* percent; -1: none yet */
-};
-
-static void show(void *arg, double fraction)
-{
-    struct progress *p = arg;
-    int percent = (int)(fraction * 100.0);
-
-    if (percent <= p->shown || (!p->terminal && percent < p->shown + 10 && percent < 100)) {
-        return;
-    }
-    p->shown = percent;
-    fprintf(stderr, p->terminal ? "\r%3d %%" : "%d %%\n", percent);
-    fflush(stderr);
 }
 
 static bool is_dir(const char *path)
@@ -105,7 +88,7 @@ static enum bt_status write_file(const struct bt_model *m, const char *model, en
     const struct bt_model_info *info = bt_model_info(m);
     const struct bt_tok_export_opts tok = {
         .vocab = info->vocab, .has_bos = info->bos >= 0, .has_eos = info->n_eos > 0};
-    struct progress p = {.terminal = isatty(STDERR_FILENO) == 1, .shown = -1};
+    struct bt_cli_progress p = {.terminal = isatty(STDERR_FILENO) == 1, .shown = -1};
     struct bt_export *e = NULL;
     enum bt_status st = bt_export_create(m, t, w, &e, err);
 
@@ -116,7 +99,7 @@ static enum bt_status write_file(const struct bt_model *m, const char *model, en
         st = bt_gguf_writer_begin(w, err);
     }
     if (st == BT_OK) {
-        st = bt_export_data(e, k, show, &p, err);
+        st = bt_export_data(e, k, bt_cli_show, &p, err);
         if (p.terminal) {
             fprintf(stderr, "\r      \r");
         }
@@ -124,86 +107,6 @@ static enum bt_status write_file(const struct bt_model *m, const char *model, en
     st = st == BT_OK ? check(m, w, err) : st;
     st = st == BT_OK ? bt_gguf_writer_finish(w, err) : st;
     bt_export_destroy(e);
-    return st;
-}
-
-static enum bt_status put_text(const char *folder, const char *name, const struct bt_buf *b,
-                               struct bt_err *err)
-{
-    struct bt_buf path = {0};
-    enum bt_status st = bt_buf_addf(&path, "%s/%s", folder, name)
-                            ? bt_out_file_put(path.data, b->data, b->len, err)
-                            : bt_err_set(err, BT_ERR_NOMEM, "out of memory");
-
-    bt_buf_fini(&path);
-    return st;
-}
-
-/* config.json comes last: a folder without it is no model. */
-static enum bt_status write_folder(const struct bt_model *m, const struct bt_gguf *g,
-                                   const char *folder, enum bt_dtype t, struct bt_kctx *k,
-                                   struct bt_err *err)
-{
-    struct bt_buf config = {0}, tok = {0}, tok_config = {0}, path = {0};
-    struct progress p = {.terminal = isatty(STDERR_FILENO) == 1, .shown = -1};
-    struct bt_st_writer *w = NULL;
-    struct bt_export *e = NULL;
-    enum bt_status st = bt_tokenizer_export_hf(g, &tok, &tok_config, err);
-
-    if (st == BT_OK && mkdir(folder, 0777) != 0 && errno != EEXIST) {
-        st = bt_err_set(err, BT_ERR_IO, "%s: %s", folder, strerror(errno));
-    }
-    if (st == BT_OK && !bt_buf_addf(&path, "%s/model.safetensors", folder)) {
-        st = bt_err_set(err, BT_ERR_NOMEM, "out of memory");
-    }
-    st = st == BT_OK ? bt_st_writer_create(path.data, &w, err) : st;
-    st = st == BT_OK ? bt_export_create_hf(m, t, w, &config, &e, err) : st;
-    st = st == BT_OK ? bt_st_writer_begin(w, err) : st;
-    st = st == BT_OK ? bt_export_data(e, k, show, &p, err) : st;
-    st = st == BT_OK ? bt_st_writer_finish(w, err) : st;
-    st = st == BT_OK ? put_text(folder, "tokenizer.json", &tok, err) : st;
-    st = st == BT_OK ? put_text(folder, "tokenizer_config.json", &tok_config, err) : st;
-    st = st == BT_OK ? put_text(folder, "config.json", &config, err) : st;
-    if (p.terminal) {
-        fprintf(stderr, "\r      \r");
-    }
-    bt_export_destroy(e);
-    bt_st_writer_destroy(w);
-    bt_buf_fini(&config);
-    bt_buf_fini(&tok);
-    bt_buf_fini(&tok_config);
-    bt_buf_fini(&path);
-    return st;
-}
-
-static enum bt_status to_folder(const char *model, const struct quantize_cfg *cfg,
-                                struct bt_err *err)
-{
-    struct bt_k_opts ko = {.n_threads = cfg->threads};
-    enum bt_dtype t = types[cfg->to];
-    struct bt_model *m = NULL, *written = NULL;
-    struct bt_gguf *g = NULL;
-    struct bt_kctx *k = NULL;
-    enum bt_status st = BT_OK;
-
-    if (t > BT_DTYPE_BF16 || is_dir(model)) {
-        st = bt_err_set(err, BT_ERR_INVALID,
-                        "--hf needs a GGUF file and --to f32, f16 or bf16 (default: int8)");
-    }
-    st = st == BT_OK ? bt_model_open(model, &m, err) : st;
-    st = st == BT_OK ? bt_gguf_open(model, &g, err) : st;
-    st = st == BT_OK ? bt_k_create_cpu(&ko, &k, err) : st;
-    st = st == BT_OK ? write_folder(m, g, cfg->hf, t, k, err) : st;
-    st = st == BT_OK ? bt_model_open(cfg->hf, &written, err) : st;
-    st = st == BT_OK ? bt_export_check(m, written, err) : st;
-    if (st == BT_OK) {
-        printf("%s: %.1f million weights, %s\n", cfg->hf,
-               (double)bt_model_info(written)->n_params / 1e6, bt_dtype_name(t));
-    }
-    bt_k_destroy(k);
-    bt_gguf_close(g);
-    bt_model_destroy(m);
-    bt_model_destroy(written);
     return st;
 }
 
@@ -252,7 +155,9 @@ static enum bt_status check_target(const char *model, const struct quantize_cfg 
     struct stat in, out;
     enum bt_status st = BT_OK;
 
-    if (cfg->out != NULL && cfg->hf != NULL) {
+    if (types[cfg->to] == BT_DTYPE_GF8 && cfg->hf == NULL) {
+        st = bt_err_set(err, BT_ERR_INVALID, "--to fp8 needs --hf FOLDER: GGUF has no such type");
+    } else if (cfg->out != NULL && cfg->hf != NULL) {
         st = bt_err_set(err, BT_ERR_INVALID, "--out and --hf: only one of them");
     } else if (cfg->out != NULL && is_dir(cfg->out)) {
         st = bt_err_set(err, BT_ERR_INVALID, "--out %s: is a folder", cfg->out);
@@ -283,7 +188,8 @@ int bt_cli_quantize(int argc, char **argv)
                     "The file appears when it is complete and was opened again; it replaces one of "
                     "its name.\n\n"
                     "Examples:\n  baton quantize Qwen3-0.6B --to q4_1 --out qwen3-q4.gguf\n"
-                    "  baton quantize qwen3-q4.gguf --to bf16 --hf qwen3-bf16\n",
+                    "  baton quantize qwen3-q4.gguf --to bf16 --hf qwen3-bf16\n"
+                    "  baton quantize Qwen3-0.6B --to fp8 --hf Qwen3-0.6B-fp8\n",
     };
     struct quantize_cfg cfg = {0};
     struct bt_opt_result res = {0};
@@ -301,7 +207,9 @@ int bt_cli_quantize(int argc, char **argv)
         fprintf(stderr, "baton quantize: %s\n", err.msg);
         rc = 2;
     } else if (!res.exit_now &&
-               (cfg.hf != NULL ? to_folder : quantize)(res.positional[0], &cfg, &err) != BT_OK) {
+               (cfg.hf != NULL ? bt_cli_quantize_folder(res.positional[0], cfg.hf, types[cfg.to],
+                                                        cfg.threads, &err)
+                               : quantize(res.positional[0], &cfg, &err)) != BT_OK) {
         fprintf(stderr, "baton quantize: %s\n", err.msg);
         rc = 1;
     }

@@ -41,16 +41,12 @@ void bt_st_writer_destroy(struct bt_st_writer *w)
     }
 }
 
-void bt_st_add_tensor(struct bt_st_writer *w, const char *name, enum bt_dtype dtype,
-                      uint32_t n_dims, const uint64_t *shape)
+static void add_tensor(struct bt_st_writer *w, const char *name, const char *type, uint64_t bytes,
+                       uint32_t n_dims, const uint64_t *shape)
 {
-    static const char *const types[] = {"F32", "F16", "BF16"};
-    uint64_t bytes = bt_dtype_block_bytes(dtype);
-
-    BT_ASSERT(dtype <= BT_DTYPE_BF16);
     (void)bt_buf_addc(&w->header, ',');
     (void)bt_buf_add_json_str(&w->header, name, strlen(name));
-    (void)bt_buf_addf(&w->header, ":{\"dtype\":\"%s\",\"shape\":[", types[dtype]);
+    (void)bt_buf_addf(&w->header, ":{\"dtype\":\"%s\",\"shape\":[", type);
     for (uint32_t i = 0; i < n_dims; i++) {
         (void)bt_buf_addf(&w->header, "%s%" PRIu64, i == 0 ? "" : ",", shape[i]);
         bytes *= shape[i];
@@ -58,6 +54,20 @@ void bt_st_add_tensor(struct bt_st_writer *w, const char *name, enum bt_dtype dt
     (void)bt_buf_addf(&w->header, "],\"data_offsets\":[%" PRIu64 ",%" PRIu64 "]}", w->data_bytes,
                       w->data_bytes + bytes);
     w->data_bytes += bytes;
+}
+
+void bt_st_add_tensor(struct bt_st_writer *w, const char *name, enum bt_dtype dtype,
+                      uint32_t n_dims, const uint64_t *shape)
+{
+    static const char *const types[] = {"F32", "F16", "BF16"};
+
+    BT_ASSERT(dtype <= BT_DTYPE_BF16);
+    add_tensor(w, name, types[dtype], bt_dtype_block_bytes(dtype), n_dims, shape);
+}
+
+void bt_st_add_f8(struct bt_st_writer *w, const char *name, uint32_t n_dims, const uint64_t *shape)
+{
+    add_tensor(w, name, "F8_E4M3", 1, n_dims, shape);
 }
 
 enum bt_status bt_st_writer_begin(struct bt_st_writer *w, struct bt_err *err)

@@ -4,19 +4,22 @@
 #include "model/export.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 #include "base/assert.h"
 #include "base/float16.h"
+#include "base/float8.h"
 #include "base/mem.h"
 #include "files/quant_blocks.h"
 #include "model/export_int.h"
 
-enum { ROWS = 32 }; /* read and rounded at a time */
+enum { ROWS = 32 };         /* read and rounded at a time */
+#define F8_SCALE_MAX 0x1p7F /* see BT_DTYPE_GF8 */
 
 /* Slots [first, first + n) of the model make one tensor. */
 struct out_tensor {
     size_t first, n;
-    enum bt_dtype dtype;
+    enum bt_dtype dtype; /* GF8: codes, and another tensor with a scale for each row */
 };
 
 struct bt_export {
@@ -106,20 +109,45 @@ enum bt_status bt_export_create(const struct bt_model *m, enum bt_dtype dtype,
     return BT_OK;
 }
 
+/* Of a model in e4m3: what stays as it is. */
+static bool stays_plain(const struct bt_model *m, const struct bt_slot *s)
+{
+    return s->vector != NULL || s->for_embed || s->weight == &m->output ||
+           ends_with(s->gguf_name, ".ffn_gate_inp.weight") || s->n_cols % 32 != 0;
+}
+
+static enum bt_dtype type_in_f8(const struct bt_model *m, const struct bt_slot *s)
+{
+    enum bt_dtype has = bt_slot_desc(s).dtype;
+
+    return !stays_plain(m, s) ? BT_DTYPE_GF8 : has <= BT_DTYPE_BF16 ? has : BT_DTYPE_BF16;
+}
+
+static void add_f8(struct bt_st_writer *w, const struct bt_slot *s)
+{
+    const uint64_t shape[] = {s->n_rows, s->n_cols}, scales[] = {s->n_rows, 1};
+    char name[288]; /* names are shorter than 256 bytes */
+
+    bt_st_add_f8(w, s->hf_name, 2, shape);
+    (void)snprintf(name, sizeof(name), "%s_scale", s->hf_name);
+    bt_st_add_tensor(w, name, BT_DTYPE_F32, 2, scales);
+}
+
 enum bt_status bt_export_create_hf(const struct bt_model *m, enum bt_dtype dtype,
                                    struct bt_st_writer *w, struct bt_buf *config,
                                    struct bt_export **out, struct bt_err *err)
 {
     struct bt_export *e = bt_calloc(1, sizeof(*e));
 
-    BT_ASSERT(dtype <= BT_DTYPE_BF16);
+    BT_ASSERT(dtype <= BT_DTYPE_BF16 || dtype == BT_DTYPE_GF8);
     if (e == NULL || (e->tensors = bt_calloc(m->n_slots + 1, sizeof(*e->tensors))) == NULL) {
         bt_export_destroy(e);
         return bt_err_set(err, BT_ERR_NOMEM, "%s: out of memory", m->path);
     }
     e->m = m;
     e->st = w;
-    enum bt_status st = bt_export_config_json(m, dtype, config, err);
+    enum bt_status st = dtype == BT_DTYPE_GF8 ? bt_export_config_f8(m, stays_plain, config, err)
+                                              : bt_export_config_json(m, dtype, config, err);
     if (st != BT_OK) {
         bt_export_destroy(e);
         return st;
@@ -128,8 +156,13 @@ enum bt_status bt_export_create_hf(const struct bt_model *m, enum bt_dtype dtype
         const struct bt_slot *s = &m->slots[i];
         const uint64_t shape[] = {s->n_rows, s->n_cols};
         bool vector = s->vector != NULL;
-        e->tensors[e->n_tensors++] = (struct out_tensor){.first = i, .n = 1, .dtype = dtype};
-        bt_st_add_tensor(w, s->hf_name, dtype, vector ? 1 : 2, vector ? shape + 1 : shape);
+        enum bt_dtype t = dtype == BT_DTYPE_GF8 ? type_in_f8(m, s) : dtype;
+        e->tensors[e->n_tensors++] = (struct out_tensor){.first = i, .n = 1, .dtype = t};
+        if (t == BT_DTYPE_GF8) {
+            add_f8(w, s);
+        } else {
+            bt_st_add_tensor(w, s->hf_name, t, vector ? 1 : 2, vector ? shape + 1 : shape);
+        }
     }
     *out = e;
     return BT_OK;
@@ -244,6 +277,56 @@ struct work {
     uint8_t *q; /* the same, rounded */
 };
 
+/* The largest value of a row becomes the largest code. Returns the scale. */
+static float put_f8_row(uint8_t *out, const float *x, uint32_t n)
+{
+    float most = 0.0F;
+
+    for (uint32_t i = 0; i < n; i++) {
+        most = fabsf(x[i]) > most ? fabsf(x[i]) : most;
+    }
+    float scale = most / BT_F8_MAX;
+    for (uint32_t i = 0; i < n; i++) {
+        out[i] = scale > 0.0F ? bt_f32_to_f8(x[i] / scale) : 0;
+    }
+    return scale;
+}
+
+/* Codes, then scales. */
+static enum bt_status put_f8(const struct bt_export *e, struct bt_kctx *k, const struct bt_slot *s,
+                             struct work *w, struct bt_err *err)
+{
+    float *scales = bt_alloc(s->n_rows * sizeof(float));
+    struct reader r;
+
+    if (scales == NULL) {
+        return bt_err_set(err, BT_ERR_NOMEM, "out of memory");
+    }
+    enum bt_status st = reader_open(&r, k, s, err);
+    if (st != BT_OK) {
+        bt_free(scales);
+        return bt_err_prefix(err, "%s: tensor %s", s->tensor->file, s->tensor->name);
+    }
+    for (uint32_t i = 0; i < s->n_rows && st == BT_OK; i += ROWS) {
+        uint32_t n = s->n_rows - i < ROWS ? s->n_rows - i : ROWS;
+        read_rows(&r, e, s, i, n, w->x);
+        st = check_finite(s, w->x, (size_t)n * s->n_cols, err);
+        for (uint32_t j = 0; j < n && st == BT_OK; j++) {
+            size_t at = (size_t)j * s->n_cols;
+            scales[i + j] = put_f8_row(w->q + at, w->x + at, s->n_cols);
+            if (!(scales[i + j] < F8_SCALE_MAX)) {
+                st = bt_err_set(err, BT_ERR_UNSUPPORTED, "%s: tensor %s: a value is too large",
+                                s->tensor->file, s->tensor->name);
+            }
+        }
+        st = st == BT_OK ? emit(e, w->q, (size_t)n * s->n_cols, err) : st;
+    }
+    st = st == BT_OK ? emit(e, scales, s->n_rows * sizeof(float), err) : st;
+    reader_close(&r);
+    bt_free(scales);
+    return st;
+}
+
 static enum bt_status put_matrix(const struct bt_export *e, struct bt_kctx *k,
                                  const struct bt_slot *s, enum bt_dtype t, struct work *w,
                                  struct bt_err *err)
@@ -310,8 +393,9 @@ enum bt_status bt_export_data(struct bt_export *e, struct bt_kctx *k,
         const struct out_tensor *t = &e->tensors[i];
         for (size_t j = t->first; j < t->first + t->n && st == BT_OK; j++) {
             const struct bt_slot *s = &e->m->slots[j];
-            st = s->vector != NULL ? put_vector(e, s, t->dtype, &work, err)
-                                   : put_matrix(e, k, s, t->dtype, &work, err);
+            st = s->vector != NULL          ? put_vector(e, s, t->dtype, &work, err)
+                 : t->dtype == BT_DTYPE_GF8 ? put_f8(e, k, s, &work, err)
+                                            : put_matrix(e, k, s, t->dtype, &work, err);
             done += s->bytes;
             if (progress != NULL && st == BT_OK) {
                 progress(arg, (double)done / (double)e->m->info.weight_bytes);

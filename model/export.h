@@ -22,8 +22,10 @@ enum bt_status bt_export_create(const struct bt_model *m, enum bt_dtype dtype,
                                 struct bt_gguf_writer *w, struct bt_export **out,
                                 struct bt_err *err) BT_NODISCARD;
 /* The tensors of model.safetensors, and config.json (text to be written by the caller; appended to config). dtype: F32, F16
- * or BF16, for matrices and vectors. For llama, qwen2 and qwen3 without windows; others are BT_ERR_UNSUPPORTED. The
- * tokenizer's files are text/'s. */
+ * or BF16, for matrices and vectors; or GF8: e4m3 with an F32 scale for each row (compressed-tensors, float-quantized) for matrices,
+ * but not embeddings, the output matrix and routers, which keep their plain type or are BF16, as vectors do. From a GGUF file for llama, qwen2
+ * and qwen3 without windows, from a HF directory (GF8 only; its config.json is taken over) for all families;
+ * others are BT_ERR_UNSUPPORTED, as is what is quantised already in a HF directory. The tokenizer's files are text/'s. */
 enum bt_status bt_export_create_hf(const struct bt_model *m, enum bt_dtype dtype,
                                    struct bt_st_writer *w, struct bt_buf *config,
                                    struct bt_export **out, struct bt_err *err) BT_NODISCARD;

@@ -4,6 +4,7 @@
 #include <math.h>
 #include <string.h>
 #include "base/buf.h"
+#include "files/map.h"
 #include "model/export.h"
 #include "model/export_int.h"
 
@@ -122,5 +123,70 @@ enum bt_status bt_export_config_json(const struct bt_model *m, enum bt_dtype dty
     add_rope(b, &c->ropes[0]);
     add_tokens(b, c);
     bt_buf_addf(b, ",\n  \"torch_dtype\": \"%s\"\n}\n", types[dtype]);
+    return b->failed ? bt_err_set(err, BT_ERR_NOMEM, "%s: out of memory", m->path) : BT_OK;
+}
+
+static enum bt_status copy_config(const struct bt_model *m, struct bt_buf *b, struct bt_err *err)
+{
+    struct bt_file_map map = {0};
+    struct bt_buf path = {0};
+    enum bt_status st = bt_buf_addf(&path, "%s/config.json", m->path)
+                            ? bt_file_map_open(&map, path.data, 2, err)
+                            : bt_err_set(err, BT_ERR_NOMEM, "%s: out of memory", m->path);
+
+    if (st == BT_OK) {
+        (void)bt_buf_add(b, map.data, map.bytes);
+    }
+    bt_file_map_close(&map);
+    bt_buf_fini(&path);
+    return st;
+}
+
+/* Takes away the last brace, which ends the one object that the text is (opening the model has checked that), and the space before. */
+static void reopen(struct bt_buf *b)
+{
+    while (b->len > 0 && b->data[b->len - 1] != '}') {
+        b->len--;
+    }
+    do {
+        b->len -= b->len > 0;
+    } while (b->len > 0 && strchr("\r\n\t ", b->data[b->len - 1]) != NULL);
+    if (b->data != NULL) {
+        b->data[b->len] = 0;
+    }
+}
+
+enum bt_status bt_export_config_f8(const struct bt_model *m, bt_export_plain_fn *plain,
+                                   struct bt_buf *b, struct bt_err *err)
+{
+    const char *comma = "";
+    enum bt_status st = m->st == NULL ? bt_export_config_json(m, BT_DTYPE_BF16, b, err)
+                        : m->quant.kind == BT_QUANT_NONE
+                            ? copy_config(m, b, err)
+                            : refuse(m, err, "what is quantised already");
+
+    if (st != BT_OK) {
+        return st;
+    }
+    reopen(b);
+    (void)bt_buf_adds(
+        b, ",\n  \"quantization_config\": {\"quant_method\": \"compressed-tensors\", "
+           "\"format\": \"float-quantized\", \"quantization_status\": \"compressed\",\n"
+           "    \"kv_cache_scheme\": null, \"config_groups\": {\"group_0\": {"
+           "\"targets\": [\"Linear\"], \"output_activations\": null,\n"
+           "      \"input_activations\": {\"num_bits\": 8, \"type\": \"float\", "
+           "\"symmetric\": true, \"strategy\": \"token\", \"dynamic\": true},\n"
+           "      \"weights\": {\"num_bits\": 8, \"type\": \"float\", \"symmetric\": true, "
+           "\"strategy\": \"channel\", \"dynamic\": false}}},\n    \"ignore\": [");
+    for (size_t i = 0; i < m->n_slots; i++) {
+        const struct bt_slot *s = &m->slots[i];
+        if (s->weight != NULL && !s->for_embed && plain(m, s)) {
+            (void)bt_buf_addf(b, "%s\"%.*s\"", comma, (int)(strlen(s->hf_name) - strlen(".weight")),
+                              s->hf_name);
+            comma = ", ";
+        }
+    }
+    (void)bt_buf_addf(b, "%s]}\n}\n",
+                      m->config.tied ? (comma[0] == 0 ? "\"lm_head\"" : ", \"lm_head\"") : "");
     return b->failed ? bt_err_set(err, BT_ERR_NOMEM, "%s: out of memory", m->path) : BT_OK;
 }

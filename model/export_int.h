@@ -5,6 +5,13 @@
 enum bt_status bt_export_config_json(const struct bt_model *m, enum bt_dtype dtype,
                                      struct bt_buf *out, struct bt_err *err) BT_NODISCARD;
 
+struct bt_slot;
+typedef bool bt_export_plain_fn(const struct bt_model *m, const struct bt_slot *s);
+/* The same of m's HF directory, or made for its GGUF file, with a quantization_config that says which of its matrices are not
+ * quantised: those that plain says of. */
+enum bt_status bt_export_config_f8(const struct bt_model *m, bt_export_plain_fn *plain,
+                                   struct bt_buf *out, struct bt_err *err) BT_NODISCARD;
+
 /* export_keys.c: what a model's configuration is in GGUF's keys. */
 
 #include "base/buf.h"

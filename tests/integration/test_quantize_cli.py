@@ -1,5 +1,6 @@
 """baton quantize and baton perplexity: files that appear whole or not at all, figures that agree with another implementation."""
 
+import json
 import os
 import re
 import subprocess
@@ -102,6 +103,43 @@ def test_directory_from_gguf(text, tmp_path):
     p = run("quantize", gguf, "--to", "f32", "--hf", tmp_path / "no")
     assert p.returncode == 1 and "gemma3" in p.stderr
     assert "config.json" not in (os.listdir(tmp_path / "no") if (tmp_path / "no").exists() else [])
+
+
+@pytest.mark.parametrize("name", ["gemma3", "mixtral", "phi3"])
+def test_fp8_directory_says_nearly_the_same(name, text, tmp_path):
+    folder = tmp_path / "fp8"
+    p = run("quantize", tiny(name), "--to", "fp8", "--hf", folder)
+    assert p.returncode == 0, p.stderr
+    assert re.match(rf"{re.escape(str(folder))}: \S+ million weights, fp8\n", p.stdout)
+    config, was = (json.loads(open(os.path.join(d, "config.json"), encoding="utf-8").read()) for d in (folder, tiny(name)))
+    quant = config.pop("quantization_config")
+    assert config == was and quant["format"] == "float-quantized" and "lm_head" in quant["ignore"]
+    assert not any("norm" in m or "embed" in m for m in quant["ignore"])
+    with open(folder / "model.safetensors", "rb") as f:
+        header = json.loads(f.read(int.from_bytes(f.read(8), "little")))
+    codes = [n for n, t in header.items() if t.get("dtype") == "F8_E4M3"]
+    assert codes and all(header[n + "_scale"] == {**header[n + "_scale"], "dtype": "F32", "shape": [header[n]["shape"][0], 1]} for n in codes)
+    assert not {n.removesuffix(".weight") for n in codes} & set(quant["ignore"])
+    plain, n = log_likelihood(tiny(name), text, "--numerics", "cpu-f32")
+    value, tokens = log_likelihood(folder, text, "--numerics", "cpu-f32")
+    assert tokens == n and 0 < abs(value - plain) < 0.1
+
+
+def test_fp8_from_gguf(text, tmp_path):
+    gguf, folder = os.path.join(tiny("gguf-f32"), "model.gguf"), tmp_path / "fp8"
+    p = run("quantize", gguf, "--to", "fp8", "--hf", folder)
+    assert p.returncode == 0, p.stderr
+    assert sorted(os.listdir(folder)) == ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+    plain, n = log_likelihood(gguf, text, "--numerics", "cpu-f32")
+    value, tokens = log_likelihood(folder, text, "--numerics", "cpu-f32")
+    assert tokens == n and 0 < abs(value - plain) < 0.1
+    back = tmp_path / "back.gguf"  # codes times scales are f32 values
+    assert run("quantize", folder, "--to", "f32", "--out", back).returncode == 0
+    assert abs(log_likelihood(back, text, "--numerics", "cpu-f32")[0] - value) < 1e-5
+    p = run("quantize", folder, "--to", "fp8", "--hf", tmp_path / "again")
+    assert p.returncode == 1 and "quantised already" in p.stderr
+    p = run("quantize", gguf, "--to", "fp8", "--out", tmp_path / "x.gguf")
+    assert p.returncode == 2 and "--to fp8 needs --hf" in p.stderr
 
 
 def test_nothing_is_overwritten_unasked(tmp_path):
