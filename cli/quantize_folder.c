@@ -42,10 +42,15 @@ static enum bt_status put_text(const char *folder, const char *name, const struc
 /* The files of a directory beside weights and config.json. */
 static bool goes_along(const char *name)
 {
-    static const char *const names[] = {
-        "tokenizer.json",      "tokenizer_config.json",   "tokenizer.model",
-        "vocab.json",          "merges.txt",              "added_tokens.json",
-        "chat_template.jinja", "special_tokens_map.json", "generation_config.json"};
+    static const char *const names[] = {"tokenizer.json",
+                                        "tokenizer_config.json",
+                                        "tokenizer.model",
+                                        "vocab.json",
+                                        "merges.txt",
+                                        "added_tokens.json",
+                                        "chat_template.jinja",
+                                        "special_tokens_map.json",
+                                        "generation_config.json"};
     bool found = false;
 
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
@@ -59,10 +64,10 @@ static enum bt_status copy_file(const char *from, const char *folder, const char
 {
     struct bt_buf in = {0}, out = {0};
     struct bt_file_map map = {0};
-    enum bt_status st = bt_buf_addf(&in, "%s/%s", from, name) &&
-                                bt_buf_addf(&out, "%s/%s", folder, name)
-                            ? bt_file_map_open(&map, in.data, 1, err)
-                            : bt_err_set(err, BT_ERR_NOMEM, "out of memory");
+    enum bt_status st =
+        bt_buf_addf(&in, "%s/%s", from, name) && bt_buf_addf(&out, "%s/%s", folder, name)
+            ? bt_file_map_open(&map, in.data, 1, err)
+            : bt_err_set(err, BT_ERR_NOMEM, "out of memory");
 
     st = st == BT_OK ? bt_out_file_put(out.data, map.data, map.bytes, err) : st;
     bt_file_map_close(&map);
@@ -162,7 +167,8 @@ enum bt_status bt_cli_quantize_folder(const char *model, const char *folder, enu
     st = st == BT_OK ? bt_export_check(m, written, err) : st;
     if (st == BT_OK) {
         printf("%s: %.1f million weights, %s\n", folder,
-               (double)bt_model_info(written)->n_params / 1e6, t == BT_DTYPE_GF8 ? "fp8" : bt_dtype_name(t));
+               (double)bt_model_info(written)->n_params / 1e6,
+               t == BT_DTYPE_GF8 ? "fp8" : bt_dtype_name(t));
     }
     bt_k_destroy(k);
     bt_gguf_close(g);

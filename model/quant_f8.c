@@ -36,17 +36,16 @@ void bt_quant_f8_bind(struct bt_binder *b, struct bt_quant *q, const char *stem)
         q->scale = bt_bind_take(b, name, false);
         return;
     }
-    q->scale = bt_quant_part(b, stem, suffix, true, NULL, pieces(q->n_rows, q->scale_rows),
-                             s != NULL && s->n_dims == 1 && (one || !blocks)
-                                 ? 0
-                                 : pieces(q->n_cols, q->scale_cols));
+    q->scale = bt_quant_part(
+        b, stem, suffix, true, NULL, pieces(q->n_rows, q->scale_rows),
+        s != NULL && s->n_dims == 1 && (one || !blocks) ? 0 : pieces(q->n_cols, q->scale_cols));
 }
 
 bool bt_quant_unused(const struct bt_model *m, const char *name)
 {
-    static const char *const tails[] = {".input_scale",         ".k_scale",
-                                        ".v_scale",             ".kv_scale",
-                                        ".k_proj.output_scale", ".v_proj.output_scale"};
+    static const char *const tails[] = {
+        ".input_scale",        ".k_scale", ".v_scale", ".kv_scale", ".k_proj.output_scale",
+        ".v_proj.output_scale"};
     size_t n = strlen(name);
 
     for (size_t i = 0; i < sizeof(tails) / sizeof(tails[0]) && m->quant.kind != BT_QUANT_NONE;

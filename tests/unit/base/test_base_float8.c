@@ -37,9 +37,9 @@ static void test_codes(void)
     static const struct {
         uint8_t code;
         float value;
-    } known[] = {{0x00, 0.0F}, {0x01, 0.001953125F}, {0x07, 0.013671875F}, {0x08, 0.015625F},
-                 {0x30, 0.5F}, {0x38, 1.0F},         {0x3c, 1.5F},         {0x40, 2.0F},
-                 {0x7e, 448.0F}, {0xb8, -1.0F},      {0xfe, -448.0F}};
+    } known[] = {{0x00, 0.0F},   {0x01, 0.001953125F}, {0x07, 0.013671875F}, {0x08, 0.015625F},
+                 {0x30, 0.5F},   {0x38, 1.0F},         {0x3c, 1.5F},         {0x40, 2.0F},
+                 {0x7e, 448.0F}, {0xb8, -1.0F},        {0xfe, -448.0F}};
 
     for (uint32_t c = 0; c < 256; c++) {
         float f = bt_f8_to_f32((uint8_t)c);
@@ -61,8 +61,8 @@ static void test_rounding(void)
     for (uint32_t c = 0; c + 1 < 0x7fU; c++) {
         float low = bt_f8_to_f32((uint8_t)c), high = bt_f8_to_f32((uint8_t)(c + 1));
         float middle = (low + high) / 2.0F;
-        const float at[] = {low, nextafterf(low, high), nextafterf(middle, low), middle,
-                            nextafterf(middle, high), nextafterf(high, low)};
+        const float at[] = {low,    nextafterf(low, high),    nextafterf(middle, low),
+                            middle, nextafterf(middle, high), nextafterf(high, low)};
         for (size_t i = 0; i < sizeof(at) / sizeof(at[0]); i++) {
             CHECK_EQ(bt_f32_to_f8(at[i]), nearest((double)at[i]));
             CHECK_EQ(bt_f32_to_f8(-at[i]), nearest(-(double)at[i]));
