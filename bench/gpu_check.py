@@ -21,19 +21,27 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 from cluster_load import ROOT, commit, machine, percentile
 from gpu_model import SIZES, bytes_of, write_model
 
-TINY = os.path.join(ROOT, "tests", "golden", "models", "llama")
-TINY_BF16 = os.path.join(ROOT, "tests", "golden", "models", "llama-bf16")
+sys.path.insert(0, os.path.join(ROOT, "bench", "transfer"))
+import perftest  # noqa: E402, ucx_perftest beside it
+
+GOLDEN = os.path.join(ROOT, "tests", "golden", "models")
+TINY = os.path.join(GOLDEN, "llama")
+TINY_BF16 = os.path.join(GOLDEN, "llama-bf16")
 PROMPT = [1, *range(40, 75)]
 # Dense BF16 peak in TFLOP/s and memory bandwidth in GB/s, from NVIDIA's data sheets; the first name that is part of the device's counts.
 PEAKS = [("GH200", 989, 4900), ("H200", 989, 4800), ("H100 PCIe", 756, 2000), ("H100 NVL", 835, 3900), ("H100", 989, 3350), ("B200", 2250, 8000),
          ("A100-PCIE-40GB", 312, 1555), ("A100-SXM4-40GB", 312, 1555), ("A100", 312, 2039)]
+# Batches and contexts of decode steps. Bytes of a page's share of one layer: 16 tokens, 8 heads of 128 values, K and V, 2 bytes.
+DECODE = "1@512,2@512,4@512,8@512,16@512,32@512,64@512,1@4096,8@4096,32@2048,1@8192"
+SHARE = "65536"
 # Seconds that a section may take. Together with the build more than the whole may: TOTAL ends what is left then.
-LIMITS = {"build": 300, "kernels": 60, "models": 75, "determinism": 45, "sanitizer": 75, "relay": 45, "transfer": 60, "speed": 180, "ttft": 60}
+LIMITS = {"build": 300, "kernels": 60, "models": 75, "determinism": 60, "sanitizer": 75, "relay": 45, "transfer": 75, "speed": 180, "ttft": 60}
 TOTAL = 590
 
 
@@ -211,7 +219,7 @@ class Cluster:
 
 def build(c):
     need = ["baton", "baton-router", "baton-prefilld", "baton-decoded", "bench-engine", "bench-transfer"]
-    tests = ["test_model_golden", "test_cuda_same"]
+    tests = ["test_model_golden", "test_model_bf16", "test_cuda_same", "test_cuda_same_rows", "test_engine_cuda"]
     there = [os.path.exists(os.path.join(c.args.build, "bin", n)) for n in need] + [os.path.exists(os.path.join(c.args.build, "tests", n)) for n in tests]
     if all(there):
         c.notes.append(f"{os.path.relpath(c.args.build, ROOT)} was there")
@@ -246,7 +254,7 @@ def run_tests(c, programs):
 
 def kernel_tests(c):
     names = sorted(os.path.basename(p) for p in glob.glob(os.path.join(c.args.build, "tests", "test_cuda_*")))
-    names = [n for n in names if n != "test_cuda_same"]
+    names = [n for n in names if not n.startswith("test_cuda_same")]
     if not names:
         raise Failed(f"{c.args.build}/tests has no test_cuda_*")
     return names[-1:] if c.args.emulated else names  # ctest runs all of them on the emulated device
@@ -261,11 +269,14 @@ def models(c):
     if c.args.emulated:
         run_tests(c, [[golden, "--backend", "cuda", TINY, os.path.join(TINY, "reference.json")]])
         return
-    run_tests(c, [[golden, "--backend", "cuda"], [c.program("test_model_cublas")]])
+    run_tests(c, [[golden, "--backend", "cuda"], [c.program("test_model_bf16"), "--backend", "cuda"], [c.program("test_model_cublas")]])
 
 
 def determinism(c):
-    run_tests(c, [[c.program("test_cuda_same"), *([] if c.args.emulated else ["--large"])]])
+    """Products, the other kernels, whole engines: the same bits for any rows, chunks, mates and places of pages."""
+    large = [] if c.args.emulated else ["--large"]
+    engine = [c.program("test_engine_cuda"), *[os.path.join(GOLDEN, n) for n in ("mistral-swa", "mixtral", "llama-bf16")]]
+    run_tests(c, [[c.program("test_cuda_same"), *large], *([] if c.args.emulated else [[c.program("test_cuda_same_rows"), *large], engine])])
 
 
 def sanitizer(c):
@@ -274,7 +285,7 @@ def sanitizer(c):
         raise Skipped("the emulated device has AddressSanitizer and its own watch")
     if tool is None:
         raise Skipped("compute-sanitizer is not installed")
-    run_tests(c, [[tool, "--tool", kind, "--error-exitcode", "9", c.program(n)] for kind in ("memcheck", "racecheck") for n in ("test_cuda_rows", "test_cuda_attention")])
+    run_tests(c, [[tool, "--tool", kind, "--error-exitcode", "9", c.program(n)] for kind in ("memcheck", "racecheck", "synccheck") for n in ("test_cuda_rows", "test_cuda_attention")])
 
 
 def one_answer(c, model, *options):
@@ -332,7 +343,7 @@ def kv_options(c):
 def speed(c):
     model = make_model(c)
     cases = ["--chunk-tokens", "16", "--prefill", "24", "--decode", "1@16,4@16", "--steps", "2", "--repeat", "1"] if c.args.emulated else [
-        "--chunk-tokens", "4096", "--prefill", "512,4096", "--decode", "1@512,8@512,64@512,1@8192,8@2048", "--steps", "24", "--repeat", "3"]
+        "--chunk-tokens", "4096", "--prefill", "512,2048,4096", "--decode", DECODE, "--steps", "24", "--repeat", "3"]
     tflops, gbs = peak(c)
     figures = []
     for numerics in c.args.classes.split(","):
@@ -346,24 +357,57 @@ def speed(c):
             share, of = (r["gops"] / (1e3 * tflops) if tflops else None, "BF16 peak") if r["phase"] == "prefill" else (
                 r["gbytes_per_s"] / gbs if gbs else None, "bandwidth")
             figures.append({"what": f"{r['phase']} {r['batch']} at {r['context']}", "class": run["numerics"], "tokens_per_s": r["tokens_per_s"],
-                            "ms": 1e3 * r["seconds"], "tflops": r["gops"] / 1e3, "gbytes_per_s": r["gbytes_per_s"], "share": share, "share_of": of})
+                            "ms": 1e3 * r["seconds"], "tflops": r["gops"] / 1e3, "gbytes_per_s": r["gbytes_per_s"], "share": share, "share_of": of,
+                            "outside_us": 1e6 * r["outside_seconds"] if r["outside_seconds"] > 0 else None})
     if c.notes:
         raise Failed(f"{len(c.notes)} of {len(c.args.classes.split(','))} classes could not be measured", figures)
     return figures
 
 
-def host_transfer(c, figures):
-    out = c.run(c.program("bench-transfer"), "--bytes", "1MiB" if c.args.emulated else "256MiB", "--shares", "65536", "--windows", "4194304", "--repeats", "1" if c.args.emulated else "3")
+def pages_between(c, memory):
+    """GB/s of pages between two processes, by transport and protocol; from device to device with memory "cuda"."""
+    out = c.run(c.program("bench-transfer"), "--bytes", "1MiB" if c.args.emulated else "512MiB", "--shares", SHARE, "--windows", "4194304",
+                "--repeats", "1" if c.args.emulated else "5", "--median", "--memory", memory, "--device", str(c.args.device))
     rows = [line.split(",") for line in out.strip().splitlines()]
-    for row in rows[1:]:
-        r = dict(zip(rows[0], row))
-        figures.append({"what": f"pages in host memory, {r['tls']} {r['proto']}", "gbytes_per_s": float(r["gb_per_s"])})
+    return [dict(zip(rows[0], row)) for row in rows[1:]]
+
+
+def peer_rates(c, memory):
+    """The same of ucx_perftest's active messages, by transport. Says why where there are none."""
+    cpus = sorted(os.sched_getaffinity(0))
+    options = argparse.Namespace(mib=4 if c.args.emulated else 512, cpus=f"{cpus[0]},{cpus[-1]}", timeout=min(20, c.left()))
+    rates = {}
+    for transport in ("tcp", "shm"):
+        try:
+            rates[transport] = perftest.perftest(options, transport, SHARE, perftest.SEGMENTS if transport == "tcp" else {}, memory)
+        except (SystemExit, OSError) as e:
+            c.notes.append(f"no ucx_perftest over {transport} with {memory} memory: {e}")
+    return rates
+
+
+def transfer_pages(c, figures):
+    can = {"host": shutil.which("ucx_perftest") is not None, "cuda": False}
+    if not can["host"]:
+        c.notes.append("ucx_perftest is not installed: nothing beside which to measure")
+    else:
+        can["cuda"] = re.search(r"\bcuda\b", subprocess.run(["ucx_perftest", "-h"], capture_output=True, text=True, check=False).stdout) is not None
+        if not can["cuda"]:
+            c.notes.append("this ucx_perftest knows no CUDA memory")
+    for memory in ("host", "cuda"):
+        rates = peer_rates(c, memory) if can[memory] else {}
+        for transport, rate in rates.items():
+            figures.append({"what": f"ucx_perftest, {SHARE} bytes in {memory} memory, {transport}", "gbytes_per_s": rate})
+        for r in pages_between(c, memory):
+            rate = float(r["gb_per_s"])
+            peer = rates.get(r["tls"])
+            figures.append({"what": f"pages of {SHARE} bytes in {memory} memory, {r['tls']} {r['proto']}: {r['transport']}", "gbytes_per_s": rate,
+                            "share": rate / peer if peer else None, "share_of": "ucx_perftest"})
 
 
 def transfer(c):
-    """Pages from device to device: P has a prompt cached, D never, so a repeated prompt is all transfer."""
+    """Pages alone, beside ucx_perftest; then in a cluster: P has a prompt cached, D never, so a repeated prompt is all transfer."""
     figures = []
-    host_transfer(c, figures)
+    transfer_pages(c, figures)
     tokens = 40 if c.args.emulated else 7680
     rng = random.Random(1)
     prompt = [rng.randrange(40, 200) for _ in range(tokens)]
@@ -376,24 +420,47 @@ def transfer(c):
             rates.append(moved / (t["prefill_ms"] + t["transfer_tail_ms"]) / 1e6)
     if moved == 0:
         raise Failed("no page was moved")
-    figures.append({"what": f"pages from device to device, {moved / 1e6:.1f} MB, with the prefill of the last block", "gbytes_per_s": statistics.median(rates)})
+    figures.append({"what": f"a prompt's pages from device to device, {moved / 1e6:.1f} MB, with the prefill of its last block",
+                    "gbytes_per_s": statistics.median(rates)})
     return figures
 
 
+def many_streams(cluster, rng, tokens, n, clients):
+    """n requests by so many clients at once: (ms to the first token, ms of transfer after the last layer) of each."""
+    prompts = [[rng.randrange(40, 200) for _ in range(tokens)] for _ in range(n)]
+    got, wrong = [], []
+
+    def client():
+        try:
+            while prompts:
+                seconds, t = cluster.stream(prompts.pop())
+                got.append((1e3 * seconds, t["transfer_tail_ms"]))
+        except Exception as e:  # noqa: BLE001, raised below
+            wrong.append(e)
+
+    threads = [threading.Thread(target=client) for _ in range(clients)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    if wrong:
+        raise wrong[0]
+    return got
+
+
 def ttft(c):
-    """First tokens through router, prefill and decode node, one request at a time."""
+    """First tokens through router, prefill and decode node: one request at a time, then eight."""
     tokens, n = (20, 3) if c.args.emulated else (512, 100)
     rng = random.Random(2)
-    first, tails = [], []
+    figures = []
     with Cluster(c, make_model(c), *kv_options(c), "--prefix-cache", "off") as cluster:
-        for i in range(n + 2):
-            seconds, t = cluster.stream([rng.randrange(40, 200) for _ in range(tokens)])
-            if i >= 2:
-                first.append(1e3 * seconds)
-                tails.append(t["transfer_tail_ms"])
-    return [{"what": f"first token, {tokens} tokens, {n} requests: p50", "ms": percentile(first, 0.5)},
-            {"what": "p90", "ms": percentile(first, 0.9)}, {"what": "p99", "ms": percentile(first, 0.99)},
-            {"what": "transfer after the last layer, p50", "ms": percentile(tails, 0.5)}]
+        many_streams(cluster, rng, tokens, 2, 1)
+        for clients in (1, 2 if c.args.emulated else 8):
+            got = many_streams(cluster, rng, tokens, n, clients)
+            what = f"first token, {tokens} tokens, {clients} at a time"
+            figures += [{"what": f"{what}: {name}", "ms": percentile([first for first, _ in got], q)} for name, q in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))]
+            figures.append({"what": f"transfer after the last layer, {clients} at a time: p50", "ms": percentile([tail for _, tail in got], 0.5)})
+    return figures
 
 
 FUNCTIONS = {"build": build, "kernels": kernels, "models": models, "determinism": determinism, "sanitizer": sanitizer, "relay": relay, "transfer": transfer,
@@ -414,11 +481,11 @@ def table(c):
         lines.append(f"| {s['name']} | {s['status'] if s['status'] != 'failed' else '**FAILED**'} | {s['seconds']} | {note[:160]} |")
     figures = [f for s in c.sections for f in s["figures"]]
     if figures:
-        lines += ["", "| figure | class | tokens/s | ms | TFLOP/s | GB/s | share |", "|---|---|---|---|---|---|---|"]
+        lines += ["", "| figure | class | tokens/s | ms | TFLOP/s | GB/s | share | step outside the graph, µs |", "|---|---|---|---|---|---|---|---|"]
     for f in figures:
         share = f"{100 * f['share']:.1f} % of {f['share_of']}" if f.get("share") is not None else ""
         lines.append(f"| {f['what']} | {f.get('class', '')} | {number(f, 'tokens_per_s')} | {number(f, 'ms', '{:.2f}')} | {number(f, 'tflops')} | "
-                     f"{number(f, 'gbytes_per_s', '{:.2f}')} | {share} |")
+                     f"{number(f, 'gbytes_per_s', '{:.2f}')} | {share} | {number(f, 'outside_us')} |")
     return "\n".join(lines)
 
 

@@ -33,3 +33,15 @@ enum bt_status bt_k_create(const char *backend, const struct bt_k_opts *opts, st
     }
     return bt_err_set(err, BT_ERR_UNSUPPORTED, "there is no backend \"%s\"", backend);
 }
+
+uint64_t bt_k_step_device_ns(struct bt_kctx *k)
+{
+#ifdef BT_HAVE_CUDA
+    if (strncmp(bt_k_numerics(k), "cuda-", strlen("cuda-")) == 0) {
+        return bt_k_step_device_ns_cuda(k);
+    }
+#else
+    (void)k;
+#endif
+    return 0;
+}

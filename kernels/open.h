@@ -20,7 +20,11 @@ bool bt_k_one_answer(const char *numerics);
  * BT_ERR_UNSUPPORTED: not in this build, or no such device on this machine; the message says which. */
 enum bt_status bt_k_create(const char *backend, const struct bt_k_opts *opts, struct bt_kctx **out,
                            struct bt_err *err) BT_NODISCARD;
+/* For measuring: how long the device worked on the last step's graph, ns, after bt_k_sync. Steps are timed from the first call on;
+ * 0: the last one was not, or nothing here is. */
+uint64_t bt_k_step_device_ns(struct bt_kctx *k);
 /* Only where the build has it. */
+uint64_t bt_k_step_device_ns_cuda(struct bt_kctx *k);
 enum bt_status bt_k_create_cuda(const struct bt_k_opts *opts, struct bt_kctx **out,
                                 struct bt_err *err) BT_NODISCARD;
 

@@ -319,8 +319,9 @@ static void fill_pages(const struct bt_engine_landing *l)
     }
 }
 
-/* Step times of a batch, in seconds; steps[] holds cfg.steps. */
-static void run_batch(const uint32_t *tokens, const struct one_case *c, double *steps)
+/* Step times of a batch, in seconds, and those of the device: both hold cfg.steps. */
+static void run_batch(const uint32_t *tokens, const struct one_case *c, double *steps,
+                      double *device)
 {
     struct bt_sampling sampling = greedy;
     struct bt_engine_req req = {
@@ -355,7 +356,9 @@ static void run_batch(const uint32_t *tokens, const struct one_case *c, double *
         }
         if (i >= WARM_STEPS) {
             steps[i - WARM_STEPS] = (double)took * 1e-9;
+            device[i - WARM_STEPS] = (double)bt_k_step_device_ns(engine->k) * 1e-9;
         } else {
+            (void)bt_k_step_device_ns(engine->k); /* they are timed from now on */
             forget_times();
         }
     }
@@ -374,14 +377,21 @@ static int by_value(const void *a, const void *b)
 }
 
 struct result {
-    double s;      /* median of a prompt or a step */
-    double total;  /* all of them */
-    double slowed; /* the median's time over that of the fastest */
+    double s;       /* median of a prompt or a step */
+    double total;   /* all of them */
+    double slowed;  /* the median's time over that of the fastest */
+    double outside; /* median of a step's time beyond the device's in its graph; 0: not known */
     double
         quiet; /* the fastest of each call added up: what it takes when nobody has the CPU in between; 0: not known */
     double tokens_per_s, gops, gbytes;
     struct bench_run_limits limits; /* with --limits */
 };
+
+static double median(double *t, uint32_t n)
+{
+    qsort(t, n, sizeof(*t), by_value);
+    return n % 2 == 1 ? t[n / 2] : (t[n / 2 - 1] + t[n / 2]) / 2;
+}
 
 static struct result evaluate(const struct one_case *c, const struct sizes *z, double *t,
                               uint32_t n)
@@ -392,8 +402,7 @@ static struct result evaluate(const struct one_case *c, const struct sizes *z, d
     for (uint32_t i = 0; i < n; i++) {
         r.total += t[i];
     }
-    qsort(t, n, sizeof(*t), by_value);
-    r.s = n % 2 == 1 ? t[n / 2] : (t[n / 2 - 1] + t[n / 2]) / 2;
+    r.s = median(t, n);
     r.tokens_per_s = rows / r.s;
     if (c->batch == 0) {
         r.gops = ops_of(z, c->context, 0, 1) / r.s * 1e-9;
@@ -407,6 +416,19 @@ static struct result evaluate(const struct one_case *c, const struct sizes *z, d
     r.quiet = (double)bench_parts_fastest() * 1e-9;
     r.limits = bench_run_limits_tell();
     return r;
+}
+
+/* What the host adds to a step: the median over the steps that the device was timed in. */
+static double outside_of(const double *t, double *device, uint32_t n)
+{
+    uint32_t n_timed = 0;
+
+    for (uint32_t i = 0; i < n; i++) {
+        if (device[i] > 0) {
+            device[n_timed++] = t[i] - device[i];
+        }
+    }
+    return n_timed > 0 ? median(device, n_timed) : 0;
 }
 
 static void print_parts(const struct result *r)
@@ -464,11 +486,11 @@ static void print_case(const struct one_case *c, const struct result *r, bool fi
         printf("%s{\"phase\":\"%s\",\"batch\":%u,\"context\":%u,\"seconds\":%.6f,\"tokens_per_s\":%"
                ".2f,"
                "\"gops\":%.2f,\"gbytes_per_s\":%.3f,\"slowed\":%.3f,"
-               "\"quiet_seconds\":%.6f,"
+               "\"quiet_seconds\":%.6f,\"outside_seconds\":%.7f,"
                "\"fma_gops\":[%.1f,%.1f],\"read_gbytes_per_s\":[%.2f,%.2f],",
                first ? "" : ",", c->batch > 0 ? "decode" : "prefill", c->batch > 0 ? c->batch : 1,
                c->context, r->s, r->tokens_per_s, r->gops, r->gbytes, r->slowed, r->quiet,
-               r->limits.fma, r->limits.fma_best, r->limits.read, r->limits.read_best);
+               r->outside, r->limits.fma, r->limits.fma_best, r->limits.read, r->limits.read_best);
         print_parts(r);
         printf("}");
         return;
@@ -480,6 +502,10 @@ static void print_case(const struct one_case *c, const struct result *r, bool fi
         printf("decode %u at %u: %.1f tokens/s, %.2f ms a step, %.2f GB/s of packed weights and "
                "KV, %.1f GFLOP/s\n",
                c->batch, c->context, r->tokens_per_s, r->s * 1e3, r->gbytes, r->gops);
+        if (r->outside > 0) {
+            printf("    a step's time beyond the device's in its graph: %.1f us\n",
+                   1e6 * r->outside);
+        }
     }
     if (cfg.limits) {
         print_shares(c, r);
@@ -600,7 +626,8 @@ static size_t create(const char *path)
 
 static void run_case(const struct one_case *c, const struct sizes *z, bool first)
 {
-    static double t[STEPS_MAX > REPEATS_MAX ? STEPS_MAX : REPEATS_MAX];
+    static double t[STEPS_MAX > REPEATS_MAX ? STEPS_MAX : REPEATS_MAX], device[STEPS_MAX];
+    double outside = 0;
     uint32_t *tokens = made_up_tokens(c->context);
     uint32_t n = c->batch > 0 ? cfg.steps : cfg.repeat;
 
@@ -615,9 +642,11 @@ static void run_case(const struct one_case *c, const struct sizes *z, bool first
         }
         look_at_limits();
     } else {
-        run_batch(tokens, c, t);
+        run_batch(tokens, c, t, device);
+        outside = outside_of(t, device, n);
     }
     struct result r = evaluate(c, z, t, n);
+    r.outside = outside;
     print_case(c, &r, first);
     (void)fflush(stdout);
     bt_free(tokens);

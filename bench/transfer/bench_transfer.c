@@ -16,7 +16,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/options.h"
-#include "transfer/xfer.h"
+#include "bench/transfer/bench_pool.h"
 
 #define PINGS       200
 #define REPEATS_MAX 100U
@@ -24,12 +24,14 @@
 struct config {
     char *tls, *shares, *windows, *protos, *p_cpus, *d_cpus;
     uint64_t bytes, pool_bytes;
-    uint32_t repeats;
+    uint32_t repeats, device;
+    int memory;
     bool median;
 };
 
 #define ROW(name, type, field, dflt, lo, hi, arg, help)                                            \
     {name, type, offsetof(struct config, field), dflt, lo, hi, NULL, arg, help}
+enum { MEMORY_HOST, MEMORY_CUDA };
 static const struct bt_opt options[] = {
     ROW("tls", BT_OPT_STR, tls, "tcp shm", 0, 0, "LIST",
         "Transports to measure, separated by blanks; each as --transport of a daemon takes it."),
@@ -41,6 +43,10 @@ static const struct bt_opt options[] = {
     ROW("bytes", BT_OPT_SIZE, bytes, "256MiB", 1 << 20, 1e12, "SIZE", "Moved in one run."),
     ROW("pool", BT_OPT_SIZE, pool_bytes, "64MiB", 1 << 20, 1e12, "SIZE",
         "Memory that the pages lie in, used round and round: a small one stays in caches."),
+    {"memory", BT_OPT_ENUM, offsetof(struct config, memory), "host", 0, 0, "host|cuda", NULL,
+     "Whose memory it is; cuda: both sides' pages lie on one device, and go out as nodes send "
+     "them."},
+    ROW("device", BT_OPT_U32, device, "0", 0, 255, "N", "Index of that device."),
     ROW("repeats", BT_OPT_U32, repeats, "3", 1, REPEATS_MAX, "N", "Runs of each."),
     ROW("p-cpus", BT_OPT_STR, p_cpus, "", 0, 0, "LIST",
         "CPUs of the sender, like 0 or 0-3; empty: those of this process."),
@@ -141,25 +147,27 @@ static void d_open(struct bt_xfer *x, uint64_t peer, const struct order *o, uint
 
 static const struct bt_gate_token token = {{1}}; /* of d_main's process */
 
-_Noreturn static void d_main(const char *tls, const char *pool_bytes)
+_Noreturn static void d_main(const char *tls, const char *memory)
 {
-    int fd[2];
+    int fd[2], device;
+    unsigned long long share_max, pool_bytes;
     struct bt_err err;
     struct bt_xfer *x;
     struct bt_xfer_event ev;
-    cfg.pool_bytes = strtoull(pool_bytes, NULL, 10);
-    uint8_t *pool = bt_alloc(cfg.pool_bytes);
+    struct bench_pool pool;
     struct order o = {0};
-    if (pool == NULL || pipe(fd) != 0) {
+    if (sscanf(memory, "%llu %llu %d", &pool_bytes, &share_max, &device) != 3 || pipe(fd) != 0) {
         die("setup");
     }
-    memset(pool, 1, cfg.pool_bytes);
+    cfg.pool_bytes = pool_bytes;
+    bench_pool_open(&pool, cfg.pool_bytes, device, share_max);
     struct bt_xfer_opts opts = {.instance = 2,
                                 .token = token,
                                 .listen = "127.0.0.1:0",
                                 .tls = tls,
                                 .wake = on_wake,
                                 .wake_arg = fd};
+    bench_pool_opts(&pool, &opts);
     if (bt_xfer_create(&opts, &x, &err) != BT_OK) {
         die(err.msg);
     }
@@ -170,7 +178,7 @@ _Noreturn static void d_main(const char *tls, const char *pool_bytes)
         if (ev.kind == BT_XFER_CTRL && ev.n_bytes == sizeof(o)) {
             memcpy(&o, ev.data, sizeof(o));
             if (o.n_shares > 0) {
-                d_open(x, ev.peer, &o, pool);
+                d_open(x, ev.peer, &o, pool.base);
             } else if (bt_xfer_send_ctrl(x, ev.peer, &o, sizeof(o)) != BT_OK) { /* ping */
                 die("send_ctrl");
             }
@@ -245,23 +253,36 @@ static struct times run_once(struct p_side *p, uint8_t *pool, uint64_t generatio
     return t;
 }
 
-static pid_t d_start(const char *tls, char address[80])
+static uint64_t share_max(void)
+{
+    uint64_t max = 1;
+
+    for (const char *s = cfg.shares; s != NULL; s = strchr(s, ',')) {
+        s += *s == ',';
+        uint64_t share = strtoull(s, NULL, 10);
+        max = share > max ? share : max;
+    }
+    return max;
+}
+
+static pid_t d_start(const char *tls, const struct bench_pool *pool, char address[80])
 {
     int fd[2];
-    char self[512], pool_bytes[24];
+    char self[512], memory[80];
     ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
     if (n < 0 || pipe(fd) != 0) {
         die("pipe");
     }
     self[n] = 0;
-    (void)snprintf(pool_bytes, sizeof(pool_bytes), "%" PRIu64, cfg.pool_bytes); /* fits */
+    (void)snprintf(memory, sizeof(memory), "%zu %" PRIu64 " %d", pool->bytes, share_max(),
+                   cfg.memory == MEMORY_CUDA ? (int)cfg.device : BENCH_POOL_HOST); /* fits */
     pid_t pid = fork();
     if (pid == 0) {
         dup2(fd[1], 1);
         close(fd[0]);
         close(fd[1]);
         use_cpus(cfg.d_cpus);
-        execl(self, self, "--d", tls, pool_bytes, (char *)NULL);
+        execl(self, self, "--d", tls, memory, (char *)NULL);
         _exit(127);
     }
     close(fd[1]);
@@ -274,7 +295,8 @@ static pid_t d_start(const char *tls, char address[80])
     return pid;
 }
 
-static struct p_side p_start(const char *tls, enum bt_xfer_proto proto, size_t window, pid_t *pid)
+static struct p_side p_start(const char *tls, enum bt_xfer_proto proto, size_t window,
+                             const struct bench_pool *pool, pid_t *pid)
 {
     static int fd[2]; /* the wake callback's, one at a time */
     struct p_side p = {0};
@@ -282,7 +304,7 @@ static struct p_side p_start(const char *tls, enum bt_xfer_proto proto, size_t w
     struct bt_xfer_event ev;
     char address[80];
 
-    *pid = d_start(tls, address);
+    *pid = d_start(tls, pool, address);
     use_cpus(cfg.p_cpus);
     if (pipe(fd) != 0) {
         die("pipe");
@@ -294,6 +316,7 @@ static struct p_side p_start(const char *tls, enum bt_xfer_proto proto, size_t w
                              .window_bytes = window,
                              .wake = on_wake,
                              .wake_arg = fd};
+    bench_pool_opts(pool, &o);
     if (bt_xfer_create(&o, &p.x, &err) != BT_OK ||
         bt_xfer_connect(p.x, address, 2, &token, &p.peer) != BT_OK) {
         die("setup");
@@ -338,11 +361,12 @@ static struct times run_all(struct p_side *p, uint8_t *pool, uint64_t *generatio
     return t[cfg.median ? cfg.repeats / 2 : 0];
 }
 
-static void bench(const char *tls, const char *proto, size_t window, uint8_t *pool)
+static void bench(const char *tls, const char *proto, size_t window, const struct bench_pool *pool)
 {
     pid_t pid;
-    struct p_side p = p_start(
-        tls, strcmp(proto, "rndv") == 0 ? BT_XFER_PROTO_RNDV : BT_XFER_PROTO_EAGER, window, &pid);
+    struct p_side p =
+        p_start(tls, strcmp(proto, "rndv") == 0 ? BT_XFER_PROTO_RNDV : BT_XFER_PROTO_EAGER, window,
+                pool, &pid);
     double rtt_us = ping_us(&p);
     uint64_t generation = 1;
     char list[256], *save = NULL;
@@ -354,7 +378,7 @@ static void bench(const char *tls, const char *proto, size_t window, uint8_t *po
             die("--shares: sizes in bytes, none above --pool or --bytes");
         }
         uint64_t n = cfg.bytes / share;
-        struct times t = run_all(&p, pool, &generation, n, share);
+        struct times t = run_all(&p, pool->base, &generation, n, share);
         printf("%s,%s,%s,%" PRIu64 ",%zu,%" PRIu64 ",%.4f,%.3f,%.3f,%.3f,%.1f\n", tls, proto,
                p.transport, share, window, n, t.s, (double)(n * share) / t.s / 1e9, t.p_cpu_s,
                t.d_cpu_s, rtt_us);
@@ -367,7 +391,7 @@ static void bench(const char *tls, const char *proto, size_t window, uint8_t *po
 }
 
 /* Every protocol and window over one transport. */
-static void bench_transport(const char *tls, uint8_t *pool)
+static void bench_transport(const char *tls, const struct bench_pool *pool)
 {
     char protos[64], *save = NULL;
 
@@ -399,18 +423,16 @@ int main(int argc, char **argv)
     if (sched_getaffinity(0, sizeof(all_cpus), &all_cpus) != 0) {
         die("affinity");
     }
-    uint8_t *pool = bt_alloc(cfg.pool_bytes);
-    if (pool == NULL) {
-        die("memory");
-    }
-    memset(pool, 2, cfg.pool_bytes);
+    struct bench_pool pool;
+    bench_pool_open(&pool, cfg.pool_bytes,
+                    cfg.memory == MEMORY_CUDA ? (int)cfg.device : BENCH_POOL_HOST, share_max());
     printf("tls,proto,transport,share_bytes,window_bytes,n_shares,seconds,gb_per_s,p_cpu_s,d_cpu_s,"
            "ctrl_rtt_us\n");
     char *save = NULL;
     for (char *tls = strtok_r(cfg.tls, " ", &save); tls != NULL; tls = strtok_r(NULL, " ", &save)) {
-        bench_transport(tls, pool);
+        bench_transport(tls, &pool);
     }
-    bt_free(pool);
+    bench_pool_close(&pool);
     bt_opt_free(&prog, &cfg);
     return 0;
 }

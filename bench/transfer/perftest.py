@@ -87,14 +87,16 @@ def wait_listening(args, port):
         time.sleep(0.01)
 
 
-def perftest(args, transport, size, settings):
-    """GB/s of one run of ucp_am_bw."""
-    env = dict(os.environ, UCX_TLS=TLS[transport], UCX_LOG_LEVEL="error", **settings)
+def perftest(args, transport, size, settings, memory="host"):
+    """GB/s of one run of ucp_am_bw; with memory "cuda" out of and into a device's, where ucx_perftest was built with it."""
+    cuda = ",cuda_copy" if transport == "tcp" else ",cuda_copy,cuda_ipc"
+    tls = TLS[transport] + (cuda if memory == "cuda" else "")
+    env = dict(os.environ, UCX_TLS=tls, UCX_LOG_LEVEL="error", **settings)
     n = str(max(args.mib * 1024 * 1024 // int(size), 10))
     sender, receiver = args.cpus.split(",")
     for _ in range(TRIES):
         port = free_port()
-        command = ["ucx_perftest", "-p", str(port)]
+        command = ["ucx_perftest", "-p", str(port), *(["-m", memory] if memory != "host" else [])]
         with running(command, receiver, env):
             wait_listening(args, port)
             fields = last_line(args, [*command, "127.0.0.1", "-t", "ucp_am_bw", "-s", size, "-n", n, "-w", "200", "-f", "-v"], sender, env)

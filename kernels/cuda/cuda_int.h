@@ -169,6 +169,8 @@ struct cuda_steps {
     uint64_t sizes;
     bool full;
     uint64_t n_steps;
+    cudaEvent_t began, ended; /* of the last graph, if steps are timed; else NULL */
+    bool timed;               /* they were put into the stream */
     struct cuda_graph graphs[CUDA_GRAPHS_MAX];
 };
 

@@ -8,6 +8,7 @@
 #include <string.h>
 #include "base/hash.h"
 #include "base/mem.h"
+#include "kernels/open.h"
 
 #define ALIGN ((size_t)256)
 
@@ -56,6 +57,10 @@ void cuda_step_fini(struct cuda_ctx *c)
 {
     for (uint32_t i = 0; i < CUDA_GRAPHS_MAX; i++) {
         drop(c, &c->step.graphs[i]);
+    }
+    if (c->step.ended != NULL) {
+        (void)cuda_ok(c, cudaEventDestroy(c->step.began), "timing");
+        (void)cuda_ok(c, cudaEventDestroy(c->step.ended), "timing");
     }
     (void)cuda_ok(c, cudaFreeHost(c->step.host), "pinned memory");
     (void)cuda_ok(c, cudaFree(c->step.dev), "device memory");
@@ -222,6 +227,36 @@ enum bt_status cuda_step_end(struct bt_kctx *k, bool keep)
         (void)cuda_ok(c, cudaMemcpyAsync(s->dev, s->host, s->at, cudaMemcpyHostToDevice, c->stream),
                       "upload of a step");
     }
+    s->timed = s->ended != NULL && cuda_ok(c, cudaEventRecord(s->began, c->stream), "timing");
     (void)cuda_ok(c, cudaGraphLaunch(g->exec, c->stream), "step");
+    s->timed = s->timed && cuda_ok(c, cudaEventRecord(s->ended, c->stream), "timing");
     return c->fault;
+}
+
+static void timing_begin(struct cuda_ctx *c)
+{
+    struct cuda_steps *s = &c->step;
+
+    if (!cuda_ok(c, cudaEventCreateWithFlags(&s->began, cudaEventDefault), "timing")) {
+        return;
+    }
+    if (!cuda_ok(c, cudaEventCreateWithFlags(&s->ended, cudaEventDefault), "timing")) {
+        (void)cuda_ok(c, cudaEventDestroy(s->began), "timing");
+        s->ended = NULL;
+    }
+}
+
+uint64_t bt_k_step_device_ns_cuda(struct bt_kctx *k)
+{
+    struct cuda_ctx *c = cuda_of(k);
+    float ms = 0;
+
+    cuda_enter(c);
+    if (c->step.ended == NULL) {
+        timing_begin(c);
+    } else if (c->step.timed) {
+        (void)cuda_ok(c, cudaEventElapsedTime(&ms, c->step.began, c->step.ended), "timing");
+    }
+    c->step.timed = false;
+    return (uint64_t)(ms * 1e6F);
 }

@@ -26,6 +26,9 @@ def test_all_sections(tmp_path):
     figures = [f for s in got["sections"] for f in s["figures"]]
     assert {f.get("class") for f in figures} >= {"cuda-bf16-emulated", "cuda-cublas"}
     assert any("device to device" in f["what"] and f["gbytes_per_s"] > 0 for f in figures)
+    assert any("in cuda memory, shm" in f["what"] and f["what"].endswith((" staged", " direct")) for f in figures)
+    assert any("ucx_perftest" in f["what"] for f in figures) or "ucx_perftest" in next(s for s in got["sections"] if s["name"] == "transfer")["note"]
+    assert any(f.get("outside_us") for f in figures) and any("p99" in f["what"] for f in figures)
     assert all(f["what"] in p.stdout for f in figures)
     assert os.listdir(tmp_path) == ["check.json"]  # the made model is gone
 
@@ -34,7 +37,7 @@ def test_a_failure_is_loud_and_alone(tmp_path):
     build = tmp_path / "build"
     (build / "tests").mkdir(parents=True)
     (build / "bin").symlink_to(BIN)
-    for name in ("test_model_golden", "test_cuda_same"):
+    for name in ("test_model_golden", "test_model_bf16", "test_cuda_same", "test_cuda_same_rows", "test_engine_cuda"):
         (build / "tests" / name).symlink_to(os.path.join(BUILD, "tests", name))
     broken = build / "tests" / "test_cuda_zz"
     broken.write_text("#!/bin/sh\necho 'row 7 differs' >&2\nexit 1\n")

@@ -36,9 +36,9 @@ static inline struct bt_k_kv shape_kv(const struct shape *s, size_t *bytes)
                          .head_dim = s->head_dim,
                          .dtype = s->dtype};
 
-    kv.page_stride = 2 * (size_t)s->n_kv_heads * s->head_dim * s->page_tokens *
-                         bt_dtype_block_bytes(s->dtype) +
-                     64;
+    kv.page_stride =
+        2 * (size_t)s->n_kv_heads * s->head_dim * s->page_tokens * bt_dtype_block_bytes(s->dtype) +
+        64;
     *bytes = kv.page_stride * 2 * shape_n_pages(s);
     return kv;
 }

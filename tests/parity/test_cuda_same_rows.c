@@ -171,9 +171,9 @@ static void check_all_rows(struct bt_kctx *k)
     static const struct {
         const char *name;
         rows_fn *fn;
-    } kernels[] = {{"norm", norm}, {"norm of heads", head_norm}, {"rope", rope},
-                   {"glu", glu},   {"add", add},                 {"softcap", softcap},
-                   {"gather", gather}, {"embed", embed}};
+    } kernels[] = {
+        {"norm", norm}, {"norm of heads", head_norm}, {"rope", rope},     {"glu", glu},
+        {"add", add},   {"softcap", softcap},         {"gather", gather}, {"embed", embed}};
     const size_t n = (size_t)z.rows * z.dim;
     struct rows_case c = {.k = k, .width = z.dim};
 
@@ -254,8 +254,8 @@ static void check_ways(struct attn_case *c)
     static const struct {
         uint32_t chunk;
         bool scattered, mate;
-    } ways[] = {{0, false, false}, {0, true, true}, {37, false, true}, {1, true, false},
-                {64, true, false}, {1, false, true}};
+    } ways[] = {{0, false, false}, {0, true, true},   {37, false, true},
+                {1, true, false},  {64, true, false}, {1, false, true}};
     const size_t n = z.tokens * c->q_width;
     float *first = bt_alloc(n * sizeof(float)), *again = bt_alloc(n * sizeof(float));
     uint8_t *nan = bt_alloc(c->kv_bytes);

@@ -13,6 +13,7 @@
 #include <sys/mman.h>
 #include <sys/queue.h>
 #include <unistd.h>
+#include "base/clock.h"
 #include "base/mem.h"
 #include "kernels/cuda/emulation/emu_block_int.h"
 #include "kernels/cuda/emulation/emu_memory_int.h"
@@ -68,6 +69,8 @@ struct emu_stream {
 struct emu_event {
     cudaStream_t stream;     /* of the last record */
     uint64_t recorded, done; /* records so far, and the last one that was reached */
+    uint64_t reached_ns;     /* when */
+    bool timing;
 };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -171,6 +174,7 @@ static void run_op(cudaStream_t s, struct op *o)
         break;
     case OP_RECORD:
         o->event.event->done = o->event.n;
+        o->event.event->reached_ns = bt_clock_ns();
         break;
     case OP_GRAPH:
         for (uint32_t i = 0; i < o->graph->n; i++) {
@@ -492,9 +496,12 @@ cudaError_t cudaStreamSynchronize(cudaStream_t s)
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned flags)
 {
-    (void)flags;
     *e = bt_calloc(1, sizeof(**e));
-    return *e != NULL ? cudaSuccess : cudaErrorMemoryAllocation;
+    if (*e == NULL) {
+        return cudaErrorMemoryAllocation;
+    }
+    (*e)->timing = (flags & cudaEventDisableTiming) == 0;
+    return cudaSuccess;
 }
 
 cudaError_t cudaEventDestroy(cudaEvent_t e)
@@ -529,6 +536,19 @@ cudaError_t cudaEventSynchronize(cudaEvent_t e)
     }
     counts.n_waits += e->done < e->recorded;
     run_to(e, e->recorded);
+    return leave(cudaSuccess);
+}
+
+cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to)
+{
+    pthread_mutex_lock(&mutex);
+    if (!from->timing || !to->timing || from->recorded == 0 || to->recorded == 0) {
+        return leave(cudaErrorInvalidValue);
+    }
+    if (from->done < from->recorded || to->done < to->recorded) {
+        return leave(cudaErrorNotReady);
+    }
+    *ms = (float)(to->reached_ns - from->reached_ns) * 1e-6F;
     return leave(cudaSuccess);
 }
 

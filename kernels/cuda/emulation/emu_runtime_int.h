@@ -38,7 +38,7 @@ struct cudaDeviceProp {
     size_t sharedMemPerBlockOptin;
 };
 
-enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2 };
+enum { cudaStreamNonBlocking = 1, cudaEventDefault = 0, cudaEventDisableTiming = 2 };
 
 cudaError_t cudaGetDeviceCount(int *n);
 cudaError_t cudaSetDevice(int device);
@@ -63,6 +63,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned flags);
 cudaError_t cudaEventDestroy(cudaEvent_t e);
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s);
 cudaError_t cudaEventSynchronize(cudaEvent_t e);
+cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to); /* of this machine */
 cudaError_t cudaEventQuery(cudaEvent_t e); /* does a little of what is in the event's stream */
 
 /* What is put into a capturing stream goes into a graph: kernels; all else that needs the device is refused meanwhile. */
