@@ -93,9 +93,9 @@ static void device_pages(struct bt_buf *b, const struct bt_xfer_stats *x)
 
     bt_prom_head(b, name, BT_PROM_COUNTER,
                  "Bytes of KV pages that went between device memory and the wire; staged: through "
-                 "pinned memory, direct: without.");
+                 "pinned memory, registered: given to UCX as they are.");
     bt_prom_u64(b, name, &(struct bt_prom_label){"way", "staged"}, 1, x->staged_bytes);
-    bt_prom_u64(b, name, &(struct bt_prom_label){"way", "direct"}, 1, x->direct_bytes);
+    bt_prom_u64(b, name, &(struct bt_prom_label){"way", "registered"}, 1, x->direct_bytes);
 }
 
 static void sealed_threads(struct bt_buf *b, const struct bt_engine_snapshot *s,

@@ -93,11 +93,14 @@ void bt_node_memory_log(const struct bt_node *n)
     if (n->p->mover == NULL) {
         return;
     }
-    bool direct = bt_xfer_memory_way(n->xfer)[0] == 'd';
+    bool registered = bt_xfer_memory_way(n->xfer)[0] == 'r';
 
     bt_log_info(
         "transfer", "KV pages lie in device memory and %s through pinned memory (%u x %zu bytes)%s",
-        direct ? "go straight to the wire where it reads remote memory, else" : "are staged",
+        registered
+            ? "are registered with UCX: given to it as they are where a connection's transport "
+              "reads remote memory (\"registered\" behind it), else staged"
+            : "are staged",
         n->p->stage.n_slots, n->p->stage.slot_bytes,
-        direct ? "" : ": this UCX does not register CUDA memory");
+        registered ? "" : ": this UCX does not register CUDA memory");
 }

@@ -106,7 +106,7 @@ const struct bt_gate_token *bt_xfer_token(const struct bt_xfer *x)
 
 const char *bt_xfer_memory_way(const struct bt_xfer *x)
 {
-    return x->direct ? "direct" : xfer_stage_is_on(x) ? "staged" : "";
+    return x->direct ? "registered" : xfer_stage_is_on(x) ? "staged" : "";
 }
 
 const char *bt_xfer_address(const struct bt_xfer *x)

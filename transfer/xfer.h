@@ -145,8 +145,9 @@ const char *bt_xfer_address(const struct bt_xfer *x);
 /* What a peer must say to be let in here; only those who may connect should know it. Valid until destroy; any thread. */
 const struct bt_gate_token *bt_xfer_token(const struct bt_xfer *x);
 
-/* How pages get to the wire: "" (the host's memory), "staged" (through slots), or "direct" (registered device memory; staged where
- * a connection cannot). Valid until destroy; any thread. */
+/* How pages get to the wire: "" (the host's memory), "staged" (through slots), or "registered" (device memory that UCX registered is
+ * given to it as it is, on connections with a transport that reads remote memory; staged on others. What UCX makes of it, a
+ * copy of its own maybe, it does not tell). Valid until destroy; any thread. */
 const char *bt_xfer_memory_way(const struct bt_xfer *x);
 
 /* Helpers for the address that is told to others. */
@@ -300,7 +301,7 @@ struct bt_xfer_stats {
     uint64_t post_ns;      /* time spent handing shares to the transport */
     uint64_t move_ns;      /* sum over pushes: call to last completion */
     uint64_t staged_bytes; /* copied between device memory and slots */
-    uint64_t direct_bytes; /* sent from device memory and received into it without */
+    uint64_t direct_bytes; /* given to the wire in device memory, and received into it, without */
     /* dropped shares, by reason */
     uint64_t drop_unknown;    /* no open landing with that ticket (stale, closed, never opened) */
     uint64_t drop_generation; /* ticket open, generation not */

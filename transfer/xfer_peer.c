@@ -154,7 +154,7 @@ void xfer_peer_up(struct bt_xfer *x, struct xfer_peer *p)
     const char *way = "";
     if (xfer_stage_is_on(
             x)) { /* how the other end sends is its own affair: as this one would, most likely */
-        way = p->direct && (p->incoming ? t.rndv_device : p->want_rndv_device) ? " direct"
+        way = p->direct && (p->incoming ? t.rndv_device : p->want_rndv_device) ? " registered"
                                                                                : " staged";
     }
     snprintf(ev->text, sizeof(ev->text), "%.180s%s", t.text, way);

@@ -25,7 +25,7 @@ def test_one_answer_whatever_the_chunks():
         assert all(a == first for a in parallel([lambda: answer(c) for _ in range(3)]))
         nodes = c.cluster()["nodes"]
         assert all("cuda" in n["backend"] for n in nodes), nodes
-        assert all(n["transport"].endswith((" staged", " direct")) for n in nodes), nodes  # pages lie in device memory
+        assert all(n["transport"].endswith((" staged", " registered")) for n in nodes), nodes  # pages lie in device memory
         c.wait_idle(60)
         c.check_logs()
     with Cluster(tiny("llama"), node=[*CUDA, "--chunk-tokens", "7", "--prefix-cache", "off"]) as c:

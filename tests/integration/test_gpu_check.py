@@ -26,7 +26,7 @@ def test_all_sections(tmp_path):
     figures = [f for s in got["sections"] for f in s["figures"]]
     assert {f.get("class") for f in figures} >= {"cuda-bf16-emulated", "cuda-cublas"}
     assert any("device to device" in f["what"] and f["gbytes_per_s"] > 0 for f in figures)
-    assert any("in cuda memory, shm" in f["what"] and f["what"].endswith((" staged", " direct")) for f in figures)
+    assert any("in cuda memory, shm" in f["what"] and f["what"].endswith((" staged", " registered")) for f in figures)
     assert any("ucx_perftest" in f["what"] for f in figures) or "ucx_perftest" in next(s for s in got["sections"] if s["name"] == "transfer")["note"]
     assert any(f.get("outside_us") for f in figures) and any("p99" in f["what"] for f in figures)
     assert all(f["what"] in p.stdout for f in figures)

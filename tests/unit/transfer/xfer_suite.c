@@ -100,7 +100,7 @@ static void check_way(const struct world *w, struct side *s, bool checksum)
     struct bt_xfer_stats st;
     bt_xfer_stats(s->x, &st);
     bool direct = w->direct && w->proto == BT_XFER_PROTO_RNDV && !checksum;
-    CHECK_STR(bt_xfer_memory_way(s->x), w->direct ? "direct" : w->staged ? "staged" : "");
+    CHECK_STR(bt_xfer_memory_way(s->x), w->direct ? "registered" : w->staged ? "staged" : "");
     CHECK_EQ(st.direct_bytes, direct ? st.bytes_sent + st.bytes_received : 0);
     CHECK_EQ(st.staged_bytes, w->staged && !direct ? st.bytes_sent + st.bytes_received : 0);
 }
