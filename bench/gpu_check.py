@@ -275,7 +275,7 @@ def models(c):
 def determinism(c):
     """Products, the other kernels, whole engines: the same bits for any rows, chunks, mates and places of pages."""
     large = [] if c.args.emulated else ["--large"]
-    engine = [c.program("test_engine_cuda"), *[os.path.join(GOLDEN, n) for n in ("mistral-swa", "mixtral", "llama-bf16")]]
+    engine = [c.program("test_engine_cuda"), *[os.path.join(GOLDEN, n) for n in ("mistral-swa", "mixtral", "llama-bf16", os.path.join("gguf-q8_0", "model.gguf"))]]
     run_tests(c, [[c.program("test_cuda_same"), *large], *([] if c.args.emulated else [[c.program("test_cuda_same_rows"), *large], engine])])
 
 

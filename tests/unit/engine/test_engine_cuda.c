@@ -1,5 +1,6 @@
 /* Engines on the CUDA backend: pages in device memory go from one engine to another as layers end, a step waits for the device
- * once, nothing takes memory after the start, and a device that fails ends the work and brings no wrong token. Arguments: model
+ * once, nothing takes memory after the start, in every class that promises it an answer has the same bits whatever the batch, chunks and
+ * pages, and a device that fails ends the work and brings no wrong token. Arguments: model
  * folders. */
 
 #include <stdlib.h>
@@ -13,7 +14,15 @@
 
 #define N_RUNS 3
 
-static const char *model;
+static const char *model, *numerics; /* NULL: the model's own class */
+
+static struct bt_engine_opts opts(uint32_t page_tokens, uint32_t chunk_tokens, uint32_t max_batch)
+{
+    struct bt_engine_opts o = drive_opts(model, page_tokens, chunk_tokens, max_batch);
+
+    o.numerics = numerics;
+    return o;
+}
 
 static void make_runs(struct drive *d, struct drive_run **runs)
 {
@@ -35,7 +44,7 @@ static void test_relay(void)
 {
     static const uint32_t page_tokens[] = {16, 3}, chunk_tokens[] = {64, 7}, batch[] = {1, 4};
     struct drive_run *want[N_RUNS], *got[N_RUNS];
-    struct bt_engine_opts o = drive_opts(model, 16, 64, 4);
+    struct bt_engine_opts o = opts(16, 64, 4);
     struct drive d;
 
     drive_init(&d, drive_open(&o), NULL);
@@ -44,7 +53,7 @@ static void test_relay(void)
     drive_fini(&d);
     /* Alone, and beside prompts: steps of other sizes, and passes that are none. */
     for (uint32_t i = 0; i < 2; i++) {
-        struct bt_engine_opts p = drive_opts(model, 16, i == 0 ? 64 : 5, batch[i]);
+        struct bt_engine_opts p = opts(16, i == 0 ? 64 : 5, batch[i]);
 
         drive_init(&d, drive_open(&p), NULL);
         make_runs(&d, got);
@@ -56,7 +65,7 @@ static void test_relay(void)
         drive_fini(&d);
     }
     for (uint32_t i = 0; i < 2; i++) {
-        struct bt_engine_opts p = drive_opts(model, page_tokens[i], chunk_tokens[i], 4);
+        struct bt_engine_opts p = opts(page_tokens[i], chunk_tokens[i], 4);
 
         drive_init(&d, drive_open(&p), drive_open(&p));
         make_runs(&d, got);
@@ -74,7 +83,7 @@ static void test_relay(void)
 /* A pass whose sequences are all cancelled ends between two layers, and the device is through with it. */
 static void test_cancel(void)
 {
-    struct bt_engine_opts o = drive_opts(model, 16, 64, 4);
+    struct bt_engine_opts o = opts(16, 64, 4);
     struct bt_engine_step_stats stats;
     struct drive_run *runs[N_RUNS];
     struct drive d;
@@ -99,7 +108,7 @@ static void test_cancel(void)
 static void test_steps(void)
 {
 #ifdef BT_CUDA_EMULATED
-    struct bt_engine_opts o = drive_opts(model, 16, 16, 4);
+    struct bt_engine_opts o = opts(16, 16, 4);
     struct bt_engine_step_stats stats;
     struct drive_run *runs[N_RUNS];
     struct drive d;
@@ -163,7 +172,7 @@ static bool step_to_fault(struct drive *d)
 static void test_fault(void)
 {
 #ifdef BT_CUDA_EMULATED
-    struct bt_engine_opts o = drive_opts(model, 16, 16, 4);
+    struct bt_engine_opts o = opts(16, 16, 4);
     struct drive_run *want[N_RUNS], *got[N_RUNS];
     struct drive d;
     bool failed = true;
@@ -207,7 +216,13 @@ int main(int argc, char **argv)
     drive_backend = "cuda";
     for (int i = 1; i < argc; i++) {
         model = argv[i];
-        test_relay();
+        for (size_t c = 0; c < sizeof(bt_k_all_classes) / sizeof(bt_k_all_classes[0]); c++) {
+            numerics = bt_k_all_classes[c];
+            if (strncmp(numerics, "cuda-", strlen("cuda-")) == 0 && bt_k_one_answer(numerics)) {
+                test_relay();
+            }
+        }
+        numerics = NULL;
         test_cancel();
         test_steps();
         if (i == 1) {
