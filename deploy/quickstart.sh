@@ -9,6 +9,9 @@ test_deps=no
 cuda=no
 yes=no
 keep=no
+device=0
+kv_bytes=
+node_options=()
 model=
 prompt='Why is the sky blue? Answer in two sentences.'
 # Another one for gRPC: what was asked before is cached on both nodes, and nothing would be seen to move.
@@ -20,8 +23,12 @@ Usage: deploy/quickstart.sh [options]
 
   --deps-only   install what the build needs and stop
   --test-deps   also what the test suites need besides (node, npm, valgrind)
-  --cuda        with the CUDA backend: its preset, on the first device of this machine; needs nvcc of CUDA Toolkit 13.
+  --cuda        with the CUDA backend: its preset, on a device of this machine; needs nvcc of CUDA Toolkit 13.
                 Fetches cuBLAS (430 MB) into build/cuda-wheels where the toolkit has none
+  --device N    with --cuda: which device (default: 0, the first)
+  --kv-dtype T  element type of the KV cache on both nodes: auto, f32, f16, bf16 (default: that of `baton up`)
+  --kv-bytes SIZE
+                memory for the KV cache of each node, like 8GiB (default: that of `baton up`; with --cuda 2GiB)
   --yes         do not ask before using sudo
   --keep        leave the cluster running until Ctrl-C
   --model PATH  serve this model (default: SmolLM2-135M-Instruct, fetched once)
@@ -218,7 +225,7 @@ build_programs() {
 # Asks the backend itself, with the smallest model there is.
 find_device() {
     local answer
-    if ! answer=$("$bin/bench-engine" --backend cuda --prefill 1 --decode 0 --repeat 1 "$root/tests/golden/models/llama" 2>&1); then
+    if ! answer=$("$bin/bench-engine" --backend cuda --device "$device" --prefill 1 --decode 0 --repeat 1 "$root/tests/golden/models/llama" 2>&1); then
         say "$answer"
         die "built, in build/cuda, but it cannot run here: the message above says why"
     fi
@@ -255,10 +262,11 @@ start_cluster() {
     fi
     work=$(mktemp -d)
     trap stop_cluster EXIT
-    local backend=()
-    [ "$cuda" = no ] || backend=(--backend cuda --kv-bytes 2GiB)
+    [ "$cuda" = no ] || node_options+=(--backend cuda --device "$device")
+    [ "$cuda" = no ] || kv_bytes=${kv_bytes:-2GiB} # which the backend wants to be told
+    [ -z "$kv_bytes" ] || node_options+=(--kv-bytes "$kv_bytes")
     # A session of its own, and a deaf tee: Ctrl-C must reach the cluster through us alone, and its last words us.
-    setsid "$bin/baton" up --listen "127.0.0.1:$port" --model "$model" "${backend[@]}" 2> >(tee -i "$work/log" >&2) </dev/null &
+    setsid "$bin/baton" up --listen "127.0.0.1:$port" --model "$model" "${node_options[@]}" 2> >(tee -i "$work/log" >&2) </dev/null &
     up_pid=$!
     local tries=0
     until server=$(sed -n 's#.*ready.* on http://\([^:]*:[0-9]*\).*#\1#p' "$work/log" 2>/dev/null | head -n 1) && [ -n "$server" ]; do
@@ -333,9 +341,15 @@ main() {
         --cuda) cuda=yes ;;
         --yes) yes=yes ;;
         --keep) keep=yes ;;
-        --model | --prompt)
+        --model | --prompt | --device | --kv-dtype | --kv-bytes)
             [ $# -ge 2 ] || die "$1 needs a value"
-            if [ "$1" = --model ]; then model=$2; else prompt=$2 prompt_grpc=$2; fi
+            case $1 in
+            --model) model=$2 ;;
+            --prompt) prompt=$2 prompt_grpc=$2 ;;
+            --device) device=$2 ;;
+            --kv-bytes) kv_bytes=$2 ;;
+            --kv-dtype) node_options+=("$1" "$2") ;;
+            esac
             shift
             ;;
         --help | -h)
