@@ -24,7 +24,7 @@ import sys
 
 from cluster_load import ROOT, commit, machine
 
-CLASSES = {"f32": ["cpu-f32"], "f16": ["cpu-f32"], "bf16": ["cpu-f32", "cpu-bf16"]}
+CLASSES = {"f32": ["cpu-f32"], "f16": ["cpu-f32"], "bf16": ["cpu-f32", "cpu-bf16"], "fp8": ["cpu-f32", "cpu-bf16"]}
 QUANTIZED = ["cpu-f32", "cpu-int8"]
 
 
@@ -33,7 +33,7 @@ def arguments():
     p.add_argument("--model", metavar="DIR_OR_GGUF", help="default: SmolLM2-135M-Instruct, fetched if need be")
     p.add_argument("--types", default="f32,bf16,q8_0,q5_1,q4_1,q4_0", metavar="T[,T...]", help="as `baton quantize --to` has them; none: measure "
                    "nothing")
-    p.add_argument("--classes", metavar="C[,C...]", help="numerics classes (default: cpu-f32, cpu-bf16 for bf16 weights, cpu-int8 for quantised ones)")
+    p.add_argument("--classes", metavar="C[,C...]", help="numerics classes (default: cpu-f32, cpu-bf16 for bf16 and fp8 weights, cpu-int8 for quantised ones)")
     p.add_argument("--text", default=os.path.join(ROOT, "bench", "text", "botchan.txt"), metavar="FILE")
     p.add_argument("--perplexity", default="yes", choices=["yes", "no"])
     p.add_argument("--speed", default="yes", choices=["yes", "no"])
@@ -70,10 +70,14 @@ def source(args):
 
 def model(args, kind):
     base = source(args)
-    path = os.path.join(args.work, f"{os.path.basename(base.rstrip('/'))}-{kind}.gguf")
-    if not os.path.exists(path):
-        output([os.path.join(args.bin, "baton"), "quantize", base, "--to", kind, "--out", path])
+    path = os.path.join(args.work, f"{os.path.basename(base.rstrip('/'))}-{kind}{'' if kind == 'fp8' else '.gguf'}")
+    if not os.path.exists(os.path.join(path, "config.json") if kind == "fp8" else path):
+        output([os.path.join(args.bin, "baton"), "quantize", base, "--to", kind, "--hf" if kind == "fp8" else "--out", path])
     return path
+
+
+def size(path):
+    return os.path.getsize(os.path.join(path, "model.safetensors") if os.path.isdir(path) else path)
 
 
 def perplexity(args, path, numerics):
@@ -93,7 +97,7 @@ def measure(args, kept):
     cases = [(kind, c) for kind in kinds for c in (args.classes.split(",") if args.classes else CLASSES.get(kind, QUANTIZED))]
     for kind, numerics in cases:
         path = model(args, kind)
-        entry = kept.setdefault(f"{kind} {numerics}", {"bytes": os.path.getsize(path), "speed": {}})
+        entry = kept.setdefault(f"{kind} {numerics}", {"bytes": size(path), "speed": {}})
         if args.perplexity == "yes":
             entry.update(perplexity(args, path, numerics))
             say(f"{kind}, {numerics}: perplexity {entry['perplexity']}")

@@ -4,8 +4,9 @@
 
 #include <string.h>
 
-const char *const bt_k_all_classes[] = {"cpu-f32",   "cpu-int8",    "cpu-bf16",        "cuda-f32",
-                                        "cuda-bf16", "cuda-cublas", "cuda-cublas-tf32"};
+const char *const bt_k_all_classes[] = {"cpu-f32",          "cpu-int8",       "cpu-bf16",
+                                        "cuda-f32",         "cuda-bf16",      "cuda-cublas",
+                                        "cuda-cublas-tf32", "cuda-cublas-fp8"};
 
 bool bt_k_one_answer(const char *numerics)
 {

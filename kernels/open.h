@@ -11,8 +11,9 @@
 extern "C" {
 #endif
 
-#define BT_K_ALL_CLASSES BT_K_CLASSES "|cuda-f32|cuda-bf16|cuda-cublas|cuda-cublas-tf32"
-extern const char *const bt_k_all_classes[7];
+#define BT_K_ALL_CLASSES                                                                           \
+    BT_K_CLASSES "|cuda-f32|cuda-bf16|cuda-cublas|cuda-cublas-tf32|cuda-cublas-fp8"
+extern const char *const bt_k_all_classes[8];
 /* Whether answers of a class are *one answer*: the same for every batch, chunk and cache. NULL, a backend's first: true. */
 bool bt_k_one_answer(const char *numerics);
 

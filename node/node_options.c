@@ -34,7 +34,7 @@ const char *const bt_node_backends[] = {"cpu", "cuda", "emulated"};
             "the cuda backend cuda-bf16 for BF16 and quantised ones, else cuda-f32; cuda-cublas: " \
             "cuBLAS for "                                                                          \
             "products of many rows, where answers may depend on batch and chunk; -tf32: with F32 " \
-            "weights in TF32. Must "                                                               \
+            "weights in TF32; -fp8: with FP8 weights in FP8. Must "                                \
             "be the same on every node."),                                                         \
         ROW("deterministic", BT_OPT_BOOL, deterministic, "false", 0, 0, NULL, NULL,                \
             "One answer whatever else is computed with it: own kernels, as with --numerics auto, " \

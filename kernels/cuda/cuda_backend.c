@@ -333,13 +333,19 @@ enum bt_status bt_k_create_cuda(const struct bt_k_opts *opts, struct bt_kctx **o
 
     if (!is_class(numerics)) {
         return bt_err_set(err, BT_ERR_INVALID,
-                          "the CUDA backend has numerics classes cuda-f32, cuda-bf16, cuda-cublas "
-                          "and cuda-cublas-tf32, not \"%s\"",
+                          "the CUDA backend has numerics classes cuda-f32, cuda-bf16, "
+                          "cuda-cublas, cuda-cublas-tf32 and cuda-cublas-fp8, not \"%s\"",
                           numerics);
     }
     enum bt_status st = choose_device(opts->device, &prop, err);
     if (st != BT_OK) {
         return st;
+    }
+    if (strcmp(numerics, "cuda-cublas-fp8") == 0 && prop.major * 10 + prop.minor < 89) {
+        return bt_err_set(err, BT_ERR_UNSUPPORTED,
+                          "CUDA device %u, %s, has compute capability %d.%d; cuda-cublas-fp8 needs "
+                          "8.9 or newer",
+                          opts->device, prop.name, prop.major, prop.minor);
     }
     struct cuda_ctx *c = bt_calloc(1, sizeof(*c));
     if (c == NULL) {

@@ -34,7 +34,7 @@ struct cuda_blas {
     cublasLtHandle_t handle;
     void *workspace, *weights, *x;
     size_t weight_bytes, x_bytes; /* of those, used */
-    bool tf32;
+    bool tf32, fp8;
     bool told;          /* that there was nothing for a shape */
     uint32_t next;      /* place among PLAN_PLACES that is given away next */
     struct plan *plans; /* [PLANS] */
@@ -90,6 +90,7 @@ enum bt_status cuda_blas_create(struct cuda_ctx *c, const char *numerics, struct
     b->weight_bytes = CUDA_BLAS_WEIGHTS;
     b->x_bytes = CUDA_BLAS_X;
     b->tf32 = strcmp(numerics, "cuda-cublas-tf32") == 0;
+    b->fp8 = strcmp(numerics, "cuda-cublas-fp8") == 0;
     enum bt_status st = cuda_blas_open(&b->api, err);
     if (st == BT_OK) {
         st = prepare(b, err);
@@ -141,9 +142,16 @@ struct job {
     cublasLtMatrixLayoutOpaque_t w, x, y;
 };
 
-static bool describe(struct cuda_ctx *c, const struct shape *s, struct job *j)
+static cudaDataType type_of(uint32_t kind)
 {
     static const cudaDataType types[] = {CUDA_R_32F, CUDA_R_16F, CUDA_R_16BF};
+
+    return kind == CUDA_KIND_F8 ? CUDA_R_8F_E4M3 : types[kind];
+}
+
+static bool describe(struct cuda_ctx *c, const struct shape *s, struct job *j)
+{
+    const cudaDataType type = type_of(s->kind);
     const struct cuda_blas_api *api = &c->blas->api;
     const cublasOperation_t turned = CUBLAS_OP_T;
     cublasComputeType_t sums = c->blas->tf32 && s->kind == CUDA_KIND_F32
@@ -153,13 +161,9 @@ static bool describe(struct cuda_ctx *c, const struct shape *s, struct job *j)
     return blas_ok(c, api->op_init(&j->op, sizeof(j->op), sums, CUDA_R_32F), "operation") &&
            blas_ok(c, api->op_set(&j->op, CUBLASLT_MATMUL_DESC_TRANSA, &turned, sizeof(turned)),
                    "operation") &&
-           blas_ok(
-               c,
-               api->layout_init(&j->w, sizeof(j->w), types[s->kind], s->k, s->n, (int64_t)s->ld_w),
-               "layout of weights") &&
-           blas_ok(c,
-                   api->layout_init(&j->x, sizeof(j->x), types[s->kind], s->k, s->rows,
-                                    (int64_t)s->ld_x),
+           blas_ok(c, api->layout_init(&j->w, sizeof(j->w), type, s->k, s->n, (int64_t)s->ld_w),
+                   "layout of weights") &&
+           blas_ok(c, api->layout_init(&j->x, sizeof(j->x), type, s->k, s->rows, (int64_t)s->ld_x),
                    "layout of inputs") &&
            blas_ok(
                c,
@@ -287,12 +291,26 @@ static uint32_t padded(uint32_t n_cols)
 /* The type in which cuBLASLt sees a weight. */
 static uint32_t kind_of(const struct cuda_weight *w)
 {
-    return w->view.kind > CUDA_KIND_BF16 ? CUDA_KIND_BF16 : w->view.kind;
+    return w->view.kind > CUDA_KIND_BF16 && w->view.kind != CUDA_KIND_F8 ? CUDA_KIND_BF16
+                                                                         : w->view.kind;
 }
 
 static size_t kind_bytes(uint32_t kind)
 {
     return kind == CUDA_KIND_F32 ? sizeof(float) : sizeof(uint16_t);
+}
+
+/* Where the scales lie behind so many codes. */
+static size_t behind(size_t bytes)
+{
+    return (bytes + ALIGN_MAX - 1) / ALIGN_MAX * ALIGN_MAX;
+}
+
+static const float *scales_of(const struct cuda_weight *w)
+{
+    size_t codes = (size_t)w->view.n_rows * w->view.n_cols;
+
+    return (const float *)(const void *)((const uint8_t *)w->data + behind(codes));
 }
 
 /* Own kernels: any number of rows. */
@@ -318,7 +336,12 @@ static void compute(struct cuda_ctx *c, const struct bt_k_product *p, const floa
         r.y = p->y + row * p->ldy;
         r.x = x + row * ldx;
         r.aligned = ldx % 4 == 0 && (uintptr_t)r.x % 16 == 0;
-        cuda_rows_gemv(c, &r);
+        if (r.kind == CUDA_KIND_F8) {
+            r.scales = scales_of(w);
+            cuda_f8_gemv(c, &r);
+        } else {
+            cuda_rows_gemv(c, &r);
+        }
     }
 }
 
@@ -337,6 +360,16 @@ static void round_input(struct cuda_ctx *c, const struct cuda_weight *w, const f
     if (kind == CUDA_KIND_F32 && w->view.perm == NULL && ldx % 4 == 0 && (uintptr_t)x % 16 == 0) {
         in->x = x;
         in->ld = ldx;
+        return;
+    }
+    if (kind == CUDA_KIND_F8) { /* scales, then codes */
+        in->x = (uint8_t *)c->blas->x + behind(n_rows * sizeof(float));
+        in->ld = ld;
+        if (in->rounded != kind) {
+            cuda_f8_round(c, (uint8_t *)c->blas->x + behind(n_rows * sizeof(float)), c->blas->x, x,
+                          ldx, w->view.n_cols, n_rows);
+            in->rounded = kind;
+        }
         return;
     }
     in->x = c->blas->x;
@@ -403,6 +436,8 @@ void cuda_blas_gemm_all(struct bt_kctx *k, const struct bt_k_product *products, 
             round_input(c, w, x + row * ldx, ldx, m, &in);
             if (!multiply_all(c, &p, &in, m)) {
                 compute(c, &p, x + row * ldx, ldx, m);
+            } else if (kind_of(w) == CUDA_KIND_F8) {
+                cuda_f8_scale(c, p.y, p.ldy, c->blas->x, scales_of(w), p.bias, m, w->view.n_rows);
             } else if (p.bias != NULL) {
                 cuda_rows_bias(c, p.y, p.ldy, p.bias, m, w->view.n_rows);
             }
@@ -412,10 +447,42 @@ void cuda_blas_gemm_all(struct bt_kctx *k, const struct bt_k_product *products, 
 
 /* ---- weights as rows ---- */
 
+static bool is_f8(const struct cuda_ctx *c, const struct bt_k_weight_desc *d)
+{
+    return c->blas->fp8 && d->dtype == BT_DTYPE_GF8 && d->group == d->n_cols && !d->for_embed;
+}
+
 bool cuda_blas_takes(const struct cuda_ctx *c, const struct bt_k_weight_desc *d)
 {
-    return c->blas != NULL && bt_dtype_block_values(d->dtype) == 1 && d->for_gemm && !d->expert &&
-           d->perm == NULL;
+    return c->blas != NULL && d->for_gemm && !d->expert && d->perm == NULL &&
+           (bt_dtype_block_values(d->dtype) == 1 || is_f8(c, d));
+}
+
+/* Takes blocks apart: a row's first scale is all of its scales. */
+static enum bt_status send_f8(struct cuda_ctx *c, struct cuda_weight *w,
+                              const struct bt_k_weight_desc *d, struct bt_err *err)
+{
+    const size_t codes = (size_t)d->n_rows * d->n_cols, block = bt_dtype_block_bytes(d->dtype);
+    const uint8_t *from = d->data;
+    uint8_t *host = bt_alloc(w->base.packed_bytes), *to = host;
+
+    if (host == NULL) {
+        return bt_err_set(err, BT_ERR_NOMEM, "out of memory for a weight");
+    }
+    w->rows = true;
+    memset(host + codes, 0, behind(codes) - codes);
+    for (uint32_t n = 0; n < d->n_rows; n++) {
+        memcpy(host + behind(codes) + n * sizeof(float), from, sizeof(float));
+        for (uint32_t k = 0; k < d->n_cols; k += CUDA_BLOCK, from += block, to += CUDA_BLOCK) {
+            memcpy(to, from + sizeof(float), CUDA_BLOCK);
+        }
+    }
+    enum bt_status st = cuda_status(
+        cudaMemcpyAsync(w->data, host, w->base.packed_bytes, cudaMemcpyHostToDevice, c->stream),
+        "loading a weight", err);
+    enum bt_status done = cuda_status(cudaStreamSynchronize(c->stream), "loading a weight", err);
+    bt_free(host);
+    return st == BT_OK && done == BT_OK ? c->fault : st != BT_OK ? st : done;
 }
 
 static enum bt_status send_rows(struct cuda_ctx *c, struct cuda_weight *w,
@@ -443,14 +510,16 @@ static enum bt_status send_rows(struct cuda_ctx *c, struct cuda_weight *w,
 enum bt_status cuda_blas_weight_create(struct bt_kctx *k, const struct bt_k_weight_desc *d,
                                        struct bt_kweight **out, struct bt_err *err)
 {
+    const bool f8 = is_f8(cuda_of(k), d);
     const struct cuda_view v = {.n_rows = d->n_rows,
                                 .n_cols = d->n_cols,
                                 .n_blocks = padded(d->n_cols) / CUDA_BLOCK,
                                 .dtype = (uint32_t)d->dtype,
-                                .kind = (uint32_t)d->dtype};
+                                .kind = f8 ? CUDA_KIND_F8 : (uint32_t)d->dtype};
+    size_t bytes = f8 ? behind((size_t)d->n_rows * d->n_cols) + d->n_rows * sizeof(float)
+                      : d->n_rows * cuda_row_bytes(d->dtype, d->n_cols);
 
-    return cuda_weight_make(cuda_of(k), d, &v, d->n_rows * cuda_row_bytes(d->dtype, d->n_cols),
-                            send_rows, out, err);
+    return cuda_weight_make(cuda_of(k), d, &v, bytes, f8 ? send_f8 : send_rows, out, err);
 }
 
 void cuda_blas_embed(struct bt_kctx *k, float *y, const struct bt_kweight *table,

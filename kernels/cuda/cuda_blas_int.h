@@ -1,7 +1,7 @@
 #ifndef BT_KERNELS_CUDA_BLAS_INT_H
 #define BT_KERNELS_CUDA_BLAS_INT_H
 
-/* Products of many rows by cuBLASLt: what the backend adds for its classes "cuda-cublas" and "cuda-cublas-tf32".
+/* Products of many rows by cuBLASLt: what the backend adds for its classes "cuda-cublas", "cuda-cublas-tf32" and "cuda-cublas-fp8".
  *
  * They are cuda-bf16 (cuda_int.h) but for experts with weights in blocks, which are as in cuda-f32, and for bt_k_gemm:
  *  - of more than CUDA_BLAS_FEW rows, with weights in blocks of more than CUDA_BLAS_FEW_BLOCKS: cuBLASLt, sums in f32. Their
@@ -13,6 +13,12 @@
  *    the order is this.
  *  - of fewer, with weights in blocks: as cuda-f32; F32, F16 and BF16 weights with an order of inputs: as cuda-bf16.
  *  - where cuBLASLt has nothing for a shape: as if there were few rows.
+ * cuda-cublas-fp8, on devices from compute capability 8.9 on, is cuda-cublas but for gf8 weights with one scale d for each row, not of
+ * experts and without an order of inputs:
+ *  - of more than CUDA_BLAS_FEW rows: each row of x is rounded to e4m3. With a = max |x[k]|: a < 2^-100: s and all codes are 0; else
+ *    s = a / 448, and the codes are those of x[k] * (448 / a). cuBLASLt adds up the products of codes; y = sum * s * d, then
+ *    + bias[n].
+ *  - of fewer: w are the codes, V is 8, and the sum is multiplied by d; x is not rounded.
  * F32, F16 and BF16 weights lie in device memory as in the file, rows padded to 32 values: the only copy, which cuBLASLt reads
  * as it is. Others are expanded into a workspace for each call. Everything is allocated when the context is made. */
 
@@ -41,6 +47,9 @@ void cuda_blas_gemm_all(struct bt_kctx *k, const struct bt_k_product *products, 
 void cuda_blas_embed(struct bt_kctx *k, float *y, const struct bt_kweight *table,
                      const uint32_t *ids, uint32_t n_ids, float scale);
 
+/* Kind of weights that lie as rows of e4m3 codes, and behind them, on 256 bytes, their scales. */
+#define CUDA_KIND_F8 16U
+
 /* Kernels (cuda_blas_rows.cu). */
 struct cuda_rows_product {
     float *y;
@@ -49,9 +58,10 @@ struct cuda_rows_product {
     const float *bias;
     size_t ldy, ldx;
     uint32_t ld, n_out, n_cols,
-        n_rows;    /* ld: values, a multiple of 32; what lies behind n_cols is 0 */
-    uint32_t kind; /* CUDA_KIND_F32, F16 or BF16 */
-    bool aligned;  /* rows of x are 16-byte aligned */
+        n_rows;          /* ld: values, a multiple of 32; what lies behind n_cols is 0 */
+    uint32_t kind;       /* CUDA_KIND_F32, F16 or BF16 */
+    bool aligned;        /* rows of x are 16-byte aligned */
+    const float *scales; /* [n_out], of CUDA_KIND_F8 */
 };
 /* n_rows: 1 to CUDA_BLAS_FEW. */
 void cuda_rows_gemv(struct cuda_ctx *c, const struct cuda_rows_product *p);
@@ -63,6 +73,13 @@ void cuda_rows_round(struct cuda_ctx *c, void *out, uint32_t ld, uint32_t kind, 
 /* Rows row0 (a multiple of 32) … of a packed weight: out[n_rows][32 * n_blocks], of its kind, blocks as BF16. */
 void cuda_rows_expand(struct cuda_ctx *c, void *out, const struct cuda_view *v, uint32_t row0,
                       uint32_t n_rows);
+/* cuda_blas_f8.cu. Codes: [n_rows][n_cols], 4-byte aligned; n_cols: a multiple of 32. */
+void cuda_f8_round(struct cuda_ctx *c, void *codes, float *scales, const float *x, size_t ldx,
+                   uint32_t n_cols, uint32_t n_rows);
+void cuda_f8_scale(struct cuda_ctx *c, float *y, size_t ldy, const float *x_scales,
+                   const float *w_scales, const float *bias, uint32_t n_rows, uint32_t n_out);
+/* As cuda_rows_gemv, of CUDA_KIND_F8; ld = n_cols. */
+void cuda_f8_gemv(struct cuda_ctx *c, const struct cuda_rows_product *p);
 void cuda_rows_bias(struct cuda_ctx *c, float *y, size_t ldy, const float *bias, uint32_t n_rows,
                     uint32_t n_cols);
 

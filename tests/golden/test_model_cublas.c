@@ -10,10 +10,10 @@
 #include "tests/model_run.h"
 
 /* Differences as shares of the logits' root mean square: their own root mean square, and each. Where no activation is rounded,
- * rounding them to bf16 or f16 (see test_model_bf16.c), and with experts, one more or less of which may be chosen. */
+ * rounding them to bf16 or f16 (see test_model_bf16.c), with experts, one more or less of which may be chosen, and rounding them to e4m3. */
 static const struct limits {
     double rms, max;
-} exact = {1e-4, 5e-4}, rounded = {0.03, 0.1}, experts = {0.15, 0.4};
+} exact = {1e-4, 5e-4}, rounded = {0.03, 0.1}, experts = {0.15, 0.4}, codes = {0.15, 0.4};
 
 enum { PROMPT_MAX = 1024, VOCAB_MAX = 4096, STEPS_MAX = 1 };
 
@@ -117,15 +117,18 @@ int main(void)
             const char *name;
             const struct limits *limit;
         } models[16];
-    } all[] = {{"cuda-cublas",
-                {{"llama-mha-tied", &exact},
-                 {"qwen2", &exact},
-                 {"mixtral", &exact}, /* F32: nothing is rounded */
-                 {"llama-bf16", &rounded},
-                 {"llama-f16", &rounded},
-                 {"gguf-q8_0", &rounded},
-                 {"gptq4-order", &rounded}}},
-               {"cuda-cublas-tf32", {{"qwen3-moe", &experts}}}};
+    } all[] = {
+        {"cuda-cublas",
+         {{"llama-mha-tied", &exact},
+          {"qwen2", &exact},
+          {"mixtral", &exact}, /* F32: nothing is rounded */
+          {"llama-bf16", &rounded},
+          {"llama-f16", &rounded},
+          {"gguf-q8_0", &rounded},
+          {"gptq4-order", &rounded},
+          {"fp8-block", &rounded}}},
+        {"cuda-cublas-tf32", {{"qwen3-moe", &experts}}},
+        {"cuda-cublas-fp8", {{"ct-f8", &codes}, {"fp8-static", &codes}, {"fp8-block", &codes}}}};
     struct bt_err err = {0};
 
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {

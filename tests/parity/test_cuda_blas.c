@@ -3,12 +3,13 @@
  * emulated device the library is emulated too, and refuses what it should. */
 
 #include "base/float16.h"
+#include "base/float8.h"
 #include "kernels/cuda/cuda_blas_limits_int.h"
 #include "tests/parity/cuda_parity.h"
 
 #define ROWS_MAX 70
 
-static const char *const classes[] = {"cuda-cublas", "cuda-cublas-tf32"};
+static const char *const classes[] = {"cuda-cublas", "cuda-cublas-tf32", "cuda-cublas-fp8"};
 
 /* The rows that own kernels compute, for a type. */
 static uint32_t few(enum bt_dtype t)
@@ -35,7 +36,8 @@ struct product {
     const uint8_t *weights;
     const uint32_t *perm;
     const float *x, *bias;
-    float *gaps; /* what y holds before */
+    float *gaps;    /* what y holds before */
+    uint32_t group; /* of gf8 */
 };
 
 static void compute(struct bt_kctx *k, const struct product *p, uint32_t at_once, float *y)
@@ -45,6 +47,7 @@ static void compute(struct bt_kctx *k, const struct product *p, uint32_t at_once
                                        .n_cols = p->k,
                                        .data = p->weights,
                                        .perm = p->perm,
+                                       .group = p->group,
                                        .for_gemm = true};
     struct bt_kweight *w = NULL;
 
@@ -303,6 +306,90 @@ static void test_embed(const struct cp *cp)
     }
 }
 
+/* What class cuda-cublas-fp8 says of many rows, but for the order of sums: a row's codes and scale. */
+static void f8_want(const struct product *p, float *want)
+{
+    const size_t row_bytes = p->k / 32 * (size_t)36;
+
+    for (uint32_t m = 0; m < p->rows; m++) {
+        const float *x = p->x + m * p->ldx;
+        float a = 0.0F;
+        for (uint32_t k = 0; k < p->k; k++) {
+            a = fabsf(x[k]) > a ? fabsf(x[k]) : a;
+        }
+        for (uint32_t n = 0; n < p->n; n++) {
+            const uint8_t *row = p->weights + n * row_bytes;
+            double sum = 0;
+            float d;
+            memcpy(&d, row, sizeof(d));
+            for (uint32_t k = 0; k < p->k && a > 0.0F; k++) {
+                sum += (double)bt_f8_to_f32(bt_f32_to_f8(x[k] * (448.0F / a))) *
+                       (double)bt_f8_to_f32(row[k / 32 * 36 + 4 + k % 32]);
+            }
+            sum = sum * (double)(a / 448.0F) * (double)d;
+            want[m * p->ldy + n] = (float)(p->bias != NULL ? sum + (double)p->bias[n] : sum);
+        }
+    }
+}
+
+/* A scale for each row of the weights. n, k: multiples of 4 and 32; else the library has nothing, and all rows are few. */
+static void check_f8(const struct cp *cp, uint32_t n, uint32_t k, size_t ldy, uint32_t rows)
+{
+    struct product p = {.type = BT_DTYPE_GF8, .n = n, .k = k, .rows = rows, .group = k};
+    const size_t n_y = rows * ldy;
+    uint8_t *weights = pk_random_rows(p.type, n, k);
+    float *x = pk_floats(rows * (k + 1), -1, 1), *bias = pk_floats(n, -1, 1);
+    float *want = pk_floats(n_y, 7, 7), *got = pk_floats(n_y, 0, 0), *few = pk_floats(n_y, 0, 0),
+          *part = pk_floats(n_y, 0, 0), *cpu = pk_floats(n_y, 0, 0);
+    char what[64];
+
+    (void)snprintf(what, sizeof(what), "gf8 [%u, %u] x %u", n, k, rows);
+    for (uint32_t i = 0; i < n * (k / 32); i++) {
+        memcpy(weights + (size_t)i * 36, weights + (size_t)(i / (k / 32)) * (k / 32) * 36, 4);
+    }
+    memset(x + 2 * (k + 1), 0, k * sizeof(float)); /* a row of zeros */
+    p.ldx = k + 1;
+    p.ldy = ldy;
+    p.x = x;
+    p.bias = bias;
+    p.weights = weights;
+    p.gaps = pk_floats(n_y, 7, 7);
+    compute(cp->cpu, &p, rows, cpu);
+    compute(cp->cuda, &p, rows, got);
+    compute(cp->cuda, &p, CUDA_BLAS_FEW, few);
+    compute(cp->cuda, &p, 3, part);
+    cp_same(what, part, few, n_y);
+    cp_near(what, few, cpu, n_y, 5e-7 * sqrt(k) * largest(cpu, n_y), 2e-6);
+    if (n % 4 == 0 && ldy % 4 == 0) {
+        f8_want(&p, want);
+        cp_near(what, got, want, n_y, 1e-6 * sqrt(k) * largest(want, n_y), 2e-6);
+        CHECK(memcmp(got, few, n_y * sizeof(float)) != 0);
+    } else {
+        cp_same(what, got, few, n_y);
+    }
+    bt_free(weights);
+    bt_free(x);
+    bt_free(bias);
+    bt_free(want);
+    bt_free(got);
+    bt_free(few);
+    bt_free(part);
+    bt_free(cpu);
+    bt_free(p.gaps);
+}
+
+static void test_f8(const struct cp *cp)
+{
+    check_f8(cp, 64, 96, 64, 40);
+    check_f8(cp, 4, 32, 8, 9);
+    check_f8(cp, 36, 544, 40, 70);
+    check_f8(cp, 33, 64, 36, 12); /* 33 outputs are no whole 16 bytes */
+    check_f8(cp, 32, 64, 33, 12);
+    cuda_blas_limit(cp->cuda, 1, 35 * 64 * sizeof(float));
+    check_f8(cp, 40, 64, 40, 80); /* x in pieces */
+    cuda_blas_limit(cp->cuda, CUDA_BLAS_WEIGHTS, CUDA_BLAS_X);
+}
+
 int main(void)
 {
     for (size_t i = 0; i < sizeof(classes) / sizeof(classes[0]); i++) {
@@ -310,12 +397,17 @@ int main(void)
         cp_open_as(&cp, classes[i]);
         CHECK_STR(bt_k_numerics(cp.cuda), classes[i]);
         CHECK(!bt_k_one_answer(bt_k_numerics(cp.cuda)));
-        test_products(&cp, i == 1);
+        if (i < 2) { /* weights of other types and groups are those of the first */
+            test_products(&cp, i == 1);
+        }
         test_together(&cp);
         test_pieces(&cp, i == 1);
         test_asked_once(&cp);
         test_f16_range(&cp);
         test_embed(&cp);
+        if (i == 2) {
+            test_f8(&cp);
+        }
         cp_close(&cp);
     }
     CHECK(bt_k_one_answer(NULL) && bt_k_one_answer("cuda-f32") && bt_k_one_answer("cpu-int8"));

@@ -59,6 +59,40 @@ static cublasStatus_t multiply(struct call *c, const void *b, size_t bytes)
                           &c->found.algo, space, bytes, c->stream);
 }
 
+/* Of 8 bits everything is a multiple of 16 bytes, and the first matrix is turned. */
+static void test_refused_f8(struct call *c)
+{
+    const struct call was = *c;
+    const cublasOperation_t straight = CUBLAS_OP_N, turned = CUBLAS_OP_T;
+
+    c->a.type = c->b.type = CUDA_R_8F_E4M3; /* K is 40 */
+    CHECK_EQ(ask(c), CUBLAS_STATUS_NOT_SUPPORTED);
+    c->a.rows = c->b.rows = 32;
+    c->a.ld = c->b.ld = 32;
+    CHECK_EQ(ask(c), CUBLAS_STATUS_NOT_SUPPORTED); /* N is 5: 20 bytes */
+    c->a.cols = c->d.rows = 4;
+    CHECK_EQ(ask(c), CUBLAS_STATUS_NOT_SUPPORTED); /* the same of D's leading dimension */
+    c->d.ld = 4;
+    CHECK_EQ(ask(c), CUBLAS_STATUS_SUCCESS);
+    for (int i = 0; i < 4; i++) {
+        c->pref.aligned[i] = 8;
+        CHECK_EQ(ask(c), CUBLAS_STATUS_NOT_SUPPORTED);
+        c->pref.aligned[i] = 16;
+    }
+    CHECK_EQ(ask(c), CUBLAS_STATUS_SUCCESS);
+    c->b.type = CUDA_R_16BF;
+    CHECK_EQ(ask(c), CUBLAS_STATUS_NOT_SUPPORTED);
+    c->b.type = CUDA_R_8F_E4M3;
+    (void)cublasLtMatmulDescSetAttribute(&c->op, CUBLASLT_MATMUL_DESC_TRANSA, &straight,
+                                         sizeof(straight));
+    c->a.rows = 4;
+    c->a.cols = 32;
+    CHECK(ask(c) != CUBLAS_STATUS_SUCCESS);
+    *c = was;
+    (void)cublasLtMatmulDescSetAttribute(&c->op, CUBLASLT_MATMUL_DESC_TRANSA, &turned,
+                                         sizeof(turned));
+}
+
 static void test_refused(struct call *c)
 {
     uint32_t aligned = 2;
@@ -81,6 +115,7 @@ static void test_refused(struct call *c)
     c->pref.aligned[1] = aligned;
     CHECK_EQ(ask(c), CUBLAS_STATUS_NOT_SUPPORTED);
     c->pref.aligned[1] = 256;
+    test_refused_f8(c);
     c->d.made = 0; /* never initialised */
     CHECK_EQ(ask(c), CUBLAS_STATUS_INVALID_VALUE);
     describe(c);

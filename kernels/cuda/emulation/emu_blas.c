@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <string.h>
 #include "base/float16.h"
+#include "base/float8.h"
 #include "base/mem.h"
 #include "kernels/cuda/cuda_blas_api_int.h"
 #include "kernels/cuda/emulation/emu_block_int.h"
@@ -136,7 +137,13 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
 
 static size_t bytes_of(cudaDataType type)
 {
-    return type == CUDA_R_32F ? 4 : 2;
+    return type == CUDA_R_32F ? 4 : type == CUDA_R_8F_E4M3 ? 1 : 2;
+}
+
+/* What 8-bit types ask of every matrix: columns of whole 16 bytes, 16 bytes apart. */
+static bool fits_f8(const cublasLtMatrixLayoutOpaque_t *l)
+{
+    return l->rows * bytes_of(l->type) % 16 == 0 && (uint64_t)l->ld * bytes_of(l->type) % 16 == 0;
 }
 
 static cublasStatus_t look(cublasLtHandle_t handle, const cublasLtMatmulDescOpaque_t *op,
@@ -172,6 +179,11 @@ static cublasStatus_t look(cublasLtHandle_t handle, const cublasLtMatmulDescOpaq
             return CUBLAS_STATUS_NOT_SUPPORTED;
         }
     }
+    for (int i = 0; i < 4 && a->type == CUDA_R_8F_E4M3; i++) {
+        if (!fits_f8(all[i])) {
+            return CUBLAS_STATUS_NOT_SUPPORTED;
+        }
+    }
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -188,7 +200,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
         return st != CUBLAS_STATUS_SUCCESS ? st : CUBLAS_STATUS_INVALID_VALUE;
     }
     for (int i = 0; i < 4; i++) {
-        uint32_t least = i < 2 && bytes_of(a->type) == 2 ? 16 : 4;
+        uint32_t least = bytes_of(a->type) == 1 || (i < 2 && bytes_of(a->type) == 2) ? 16 : 4;
         if (pref->aligned[i] < least) {
             return CUBLAS_STATUS_NOT_SUPPORTED;
         }
@@ -228,6 +240,9 @@ static float value(const void *p, cudaDataType type, size_t at, bool short_float
     if (type == CUDA_R_32F) {
         float f = ((const float *)p)[at];
         return short_float ? tf32(f) : f;
+    }
+    if (type == CUDA_R_8F_E4M3) {
+        return bt_f8_to_f32(((const uint8_t *)p)[at]);
     }
     memcpy(&h, (const uint8_t *)p + 2 * at, sizeof(h));
     return type == CUDA_R_16F ? bt_f16_to_f32(h) : bt_bf16_to_f32(h);

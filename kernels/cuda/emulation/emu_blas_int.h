@@ -4,7 +4,7 @@
 /* The calls of cuBLASLt that the backend makes, computed plainly on the emulated device. Names, order of arguments and meaning are
  * NVIDIA's (their numbers are not). It refuses what the library refuses, and more than some devices would: descriptors that
  * were not initialised, types that do not go together, leading dimensions that are too short, matrices whose rows are not
- * 16-byte aligned where the type has 16 bits, pointers less aligned than was promised to the heuristic, a workspace smaller
+ * 16-byte aligned where the type has 16 bits or 8, of 8 bits also sizes and pointers that are not, pointers less aligned than was promised to the heuristic, a workspace smaller
  * than the algorithm wants. The order of its sums changes with the number of columns of D, as the library's does. */
 
 #include <stddef.h>
@@ -19,7 +19,7 @@ typedef enum {
     CUBLAS_STATUS_NOT_SUPPORTED = 15,
 } cublasStatus_t;
 
-typedef enum { CUDA_R_32F, CUDA_R_16F, CUDA_R_16BF } cudaDataType;
+typedef enum { CUDA_R_32F, CUDA_R_16F, CUDA_R_16BF, CUDA_R_8F_E4M3 } cudaDataType;
 typedef cudaDataType cudaDataType_t;
 typedef enum { CUBLAS_COMPUTE_32F, CUBLAS_COMPUTE_32F_FAST_TF32 } cublasComputeType_t;
 typedef enum { CUBLAS_OP_N, CUBLAS_OP_T } cublasOperation_t;

@@ -289,7 +289,7 @@ cudaError_t cudaSetDevice(int device)
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int device)
 {
     (void)pthread_once(&told_once, read_environment); /* cannot fail with these */
-    *p = (struct cudaDeviceProp){.major = 8, .minor = 0, .sharedMemPerBlockOptin = shared_max()};
+    *p = (struct cudaDeviceProp){.major = 8, .minor = 9, .sharedMemPerBlockOptin = shared_max()};
     (void)snprintf(p->name, sizeof(p->name), "emulated"); /* fits */
     return cudaSetDevice(device);
 }
