@@ -21,9 +21,12 @@
 
 static enum bt_status check_opts(const struct bt_engine_opts *o, struct bt_err *err)
 {
-    if (o->kv_dtype > BT_DTYPE_BF16 && o->kv_dtype != BT_K_KV_AUTO) {
-        return bt_err_set(err, BT_ERR_INVALID, "KV type must be f32, f16 or bf16, not %s",
+    if (!bt_dtype_is_kv(o->kv_dtype) && o->kv_dtype != BT_DTYPE_AUTO) {
+        return bt_err_set(err, BT_ERR_INVALID, "KV type must be f32, f16, bf16 or fp8, not %s",
                           bt_dtype_name(o->kv_dtype));
+    }
+    if (o->kv_dtype == BT_DTYPE_F8 && strcmp(o->backend, "cpu") != 0) {
+        return bt_err_set(err, BT_ERR_INVALID, "KV type fp8 is of the CPU backend only");
     }
     if (o->page_tokens == 0 || o->page_tokens > STEP_ROWS_MAX) {
         return bt_err_set(err, BT_ERR_INVALID, "page_tokens must be 1 to %u", STEP_ROWS_MAX);

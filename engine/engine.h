@@ -38,10 +38,11 @@ struct bt_engine_opts {
     uint32_t n_threads;   /* 0: all usable CPUs */
     uint64_t kv_bytes;    /* size of the KV pool; 0: a quarter of the usable memory (CPU only) */
     uint32_t page_tokens;
-    enum bt_dtype kv_dtype; /* F32, F16, BF16, or BT_K_KV_AUTO: by the class (kernels/kv_type.h) */
-    uint32_t chunk_tokens;  /* token budget of one step's prefill */
-    uint32_t max_batch;     /* sequences decoded in one step */
-    uint32_t max_seqs;      /* sequences known at once, waiting ones included; more: BT_ERR_BUSY */
+    enum bt_dtype
+        kv_dtype; /* bt_dtype_is_kv(), or BT_DTYPE_AUTO: by the class (kernels/kv_type.h) */
+    uint32_t chunk_tokens; /* token budget of one step's prefill */
+    uint32_t max_batch;    /* sequences decoded in one step */
+    uint32_t max_seqs;     /* sequences known at once, waiting ones included; more: BT_ERR_BUSY */
     /* Keep full pages of sequences that are over, while there is room, and let later ones with the
      * same first tokens use them. The same bits come out. */
     bool prefix_cache;

@@ -19,7 +19,7 @@ struct bt_kv_pool_opts {
     uint64_t bytes;       /* at most so much memory */
     uint32_t page_tokens; /* >= 1 */
     uint32_t n_pages_max; /* more would never be used */
-    enum bt_dtype dtype;  /* F32, F16, BF16 */
+    enum bt_dtype dtype;  /* bt_dtype_is_kv() */
 };
 
 /* BT_ERR_INVALID: not even one page per group fits; BT_ERR_NOMEM. */

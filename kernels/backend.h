@@ -18,7 +18,8 @@
  *  - dot products and sums over one row (norms, attention scores): 16 virtual lanes, lane i takes elements i, i+16, …
  *    by fma; then a fixed tree 16 → 8 → 4 → 2 → 1 (lane i + lane i+half).
  *  - exp, tanh, … are our own polynomials in f32 with fma, the same on every instruction set.
- *  - attention: keys in blocks aligned at absolute positions, online softmax in block order; reads K and V as stored.
+ *  - attention: keys in blocks aligned at absolute positions, online softmax in block order; reads K and V as stored. In every
+ *    class pages of f8 give what pages of f32 give whose K and V are those numbers.
  * That is class "cpu-f32". Class "cpu-int8" differs in gemm with block-quantised weights and in attention, and there only. In gemm x
  * is rounded to 8 bits per row and 32 consecutive k. Weights of gf8 are as in cpu-f32. With a = max |x[k]|:
  *    a < 2^-100:            q[k] = 0, s = 0
@@ -120,7 +121,7 @@ struct bt_k_kv {
     void *base; /* device: page 0 of this layer */
     size_t page_stride;
     uint32_t page_tokens, n_kv_heads, head_dim;
-    enum bt_dtype dtype; /* F32, F16 or BF16 */
+    enum bt_dtype dtype; /* bt_dtype_is_kv() */
 };
 
 /* Consecutive tokens of one sequence in a ragged batch. */
@@ -248,7 +249,7 @@ void bt_k_rmsnorm(struct bt_kctx *k, float *y, size_t ldy, const float *x, size_
 void bt_k_rope(struct bt_kctx *k, float *x, size_t ldx, const float *cos, const float *sin,
                uint32_t n_rows, uint32_t n_heads, uint32_t head_dim, uint32_t rot_dim,
                bool interleaved);
-/* Rounds (to nearest even) rows of K and V [n_kv_heads, head_dim] into their pages. */
+/* Rounds (to nearest even; F8: to at most 448) rows of K and V [n_kv_heads, head_dim] into their pages. */
 void bt_k_kv_store(struct bt_kctx *k, const struct bt_k_kv *kv, const float *key, size_t ldk,
                    const float *value, size_t ldv, const struct bt_k_span *spans, uint32_t n_spans);
 /* Causal attention of every span over its own pages (K and V of the span already stored). Never materialises T×T. */

@@ -4,11 +4,12 @@
 
 #include <string.h>
 
-const enum bt_dtype bt_k_kv_types[] = {BT_K_KV_AUTO, BT_DTYPE_F32, BT_DTYPE_F16, BT_DTYPE_BF16};
+const enum bt_dtype bt_k_kv_types[] = {BT_DTYPE_AUTO, BT_DTYPE_F32, BT_DTYPE_F16,
+                                       BT_DTYPE_BF16, BT_DTYPE_F8,  BT_DTYPE_F8};
 
 enum bt_dtype bt_k_kv_type(enum bt_dtype choice, const char *numerics)
 {
-    if (choice != BT_K_KV_AUTO) {
+    if (choice != BT_DTYPE_AUTO) {
         return choice;
     }
     return strcmp(numerics, "cpu-int8") == 0 || strcmp(numerics, "cpu-bf16") == 0 ? BT_DTYPE_BF16

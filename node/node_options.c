@@ -53,7 +53,8 @@ const char *const bt_node_backends[] = {"cpu", "cuda", "emulated"};
             "Tokens in a KV page; must be the same on every node."),                               \
         ROW("kv-dtype", BT_OPT_ENUM, kv_dtype, "auto", 0, 0, BT_K_KV_TYPES, NULL,                  \
             "Element type of the KV cache; must be the same on every node. auto: bf16 in the "     \
-            "classes cpu-int8 and cpu-bf16, where it gives the bits of f32, else f32."),           \
+            "classes cpu-int8 and cpu-bf16, where it gives the bits of f32, else f32. fp8: 8 "     \
+            "bits (e4m3, no scale), half the memory and transfer of bf16, less exact."),           \
         ROW("chunk-tokens", BT_OPT_U32, chunk_tokens, "512", 1, 65536, NULL, "N",                  \
             "Prompt tokens computed in one step at most."),                                        \
         ROW("max-seqs", BT_OPT_U32, max_jobs, "1024", 1, 65536, NULL, "N",                         \

@@ -141,6 +141,7 @@ static void run(struct bench *b)
         bench_attention(b, BT_DTYPE_F32);
         bench_attention(b, BT_DTYPE_F16);
         bench_attention(b, BT_DTYPE_BF16);
+        bench_attention(b, BT_DTYPE_F8);
         bench_rows(b);
     }
 }

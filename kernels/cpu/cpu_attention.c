@@ -132,7 +132,7 @@ void cpu_attention(struct bt_kctx *k, const struct bt_k_attn *a, const struct bt
                            .tile_heads = kv->n_kv_heads};
     uint32_t n_tasks = 0;
 
-    BT_ASSERT(kv->n_kv_heads > 0 && a->n_heads % kv->n_kv_heads == 0 && kv->dtype <= BT_DTYPE_BF16);
+    BT_ASSERT(kv->n_kv_heads > 0 && a->n_heads % kv->n_kv_heads == 0 && bt_dtype_is_kv(kv->dtype));
     BT_ASSERT(kv->head_dim > 0 && kv->head_dim <= CPU_HEAD_DIM_MAX && kv->page_tokens > 0);
     run.tile_rows = run.rows_max;
     /* The query heads of a key-value head are parted only where threads would be idle. */

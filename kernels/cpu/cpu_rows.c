@@ -169,7 +169,7 @@ static void store_range(void *arg, uint32_t first, uint32_t last)
 void cpu_kv_store(struct bt_kctx *k, const struct bt_k_kv *kv, const float *key, size_t ldk,
                   const float *value, size_t ldv, const struct bt_k_span *spans, uint32_t n_spans)
 {
-    BT_ASSERT(kv->dtype <= BT_DTYPE_BF16 && kv->page_tokens > 0);
+    BT_ASSERT(bt_dtype_is_kv(kv->dtype) && kv->page_tokens > 0);
     for (uint32_t s = 0; s < n_spans; s++) {
         struct store_run run = {.ctx = cpu_of(k),
                                 .kv = kv,

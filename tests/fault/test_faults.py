@@ -213,7 +213,7 @@ def test_different_page_tokens_are_never_paired():
         assert c.complete(IDS, max_tokens=5, **GREEDY)["usage"]["completion_tokens"] == 5
 
 
-@pytest.mark.parametrize("option,values", [("--kv-dtype", ("f32", "f16")), ("--numerics", ("cpu-f32", "cpu-int8")),
+@pytest.mark.parametrize("option,values", [("--kv-dtype", ("f32", "f16")), ("--kv-dtype", ("fp8", "bf16")), ("--numerics", ("cpu-f32", "cpu-int8")),
                                            ("--numerics", ("cpu-int8", "cpu-f32")), ("--numerics", ("cpu-f32", "cpu-bf16"))])
 def test_other_mismatches(option, values):
     with Cluster(MODEL, wait=False, prefill_opts=[option, values[0]], decode_opts=[option, values[1]]) as c:

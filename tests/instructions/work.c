@@ -27,7 +27,7 @@
 static struct bt_kctx *k, *k_bf16, *k_int8; /* classes cpu-f32, cpu-bf16, cpu-int8 */
 static float *x, *y, *norm, *logits;
 static struct bt_kweight *weights[BT_DTYPE_COUNT], *weights_int8[BT_DTYPE_COUNT], *weight_bf16;
-static struct bt_k_kv kv;
+static struct bt_k_kv kv, kv_f8;
 static uint32_t pages[CONTEXT / PAGE];
 static struct bt_sampler *sampler;
 static uint32_t history[256];
@@ -95,7 +95,7 @@ static void gemm_int8(enum bt_dtype t, uint32_t rows)
     bt_k_gemm(k_int8, y, N_DIM, x, K_DIM, weights_int8[t], NULL, rows);
 }
 
-static void attention(uint32_t n)
+static void attention(struct bt_kctx *ctx, const struct bt_k_kv *pool, uint32_t n)
 {
     struct bt_k_span span = {.n = n, .pos = CONTEXT - n, .pages = pages};
     struct bt_k_attn a = {.q = x,
@@ -104,7 +104,7 @@ static void attention(uint32_t n)
                           .out_stride = HEADS * HEAD_DIM,
                           .n_heads = HEADS,
                           .scale = 0.125F};
-    bt_k_attention(k, &a, &kv, &span, 1);
+    bt_k_attention(ctx, &a, pool, &span, 1);
 }
 
 static void sample(float temperature, uint32_t top_k, float top_p, float penalty)
@@ -146,8 +146,10 @@ static void sample(float temperature, uint32_t top_k, float top_p, float penalty
     W(gemm_int8_q6_k, gemm_int8(BT_DTYPE_Q6_K, ROWS))                                              \
     W(gemv_int8_q8_0, gemm_int8(BT_DTYPE_Q8_0, 1))                                                 \
     W(gemv_int8_q4_0, gemm_int8(BT_DTYPE_Q4_0, 1))                                                 \
-    W(attention_prompt, attention(64))                                                             \
-    W(attention_decode, attention(1))                                                              \
+    W(attention_prompt, attention(k, &kv, 64))                                                     \
+    W(attention_decode, attention(k, &kv, 1))                                                      \
+    W(attention_prompt_f8, attention(k_bf16, &kv_f8, 64))                                          \
+    W(attention_decode_f8, attention(k_bf16, &kv_f8, 1))                                           \
     W(rmsnorm, bt_k_rmsnorm(k, y, K_DIM, x, K_DIM, norm, 0, 1e-6F, ROWS, 1, K_DIM))                \
     W(rope, bt_k_rope(k, y, K_DIM, x, x + K_DIM, 16, K_DIM / HEAD_DIM, HEAD_DIM, HEAD_DIM, false)) \
     W(glu, bt_k_glu(k, y, K_DIM, x, K_DIM, y, K_DIM, ROWS, K_DIM, BT_K_SILU))                      \
@@ -263,13 +265,17 @@ static void prepare(void)
                           .head_dim = HEAD_DIM,
                           .dtype = BT_DTYPE_F16};
     kv.base = bt_calloc(CONTEXT / PAGE, kv.page_stride);
+    kv_f8 = kv;
+    kv_f8.dtype = BT_DTYPE_F8;
+    kv_f8.page_stride /= 2;
+    kv_f8.base = bt_calloc(CONTEXT / PAGE, kv_f8.page_stride);
     for (uint32_t i = 0; i < CONTEXT / PAGE; i++) {
         pages[i] = i;
     }
     for (uint32_t i = 0; i < 256; i++) {
         history[i] = rnd() % VOCAB;
     }
-    if (kv.base == NULL || bt_sampler_create(VOCAB, &sampler) != BT_OK ||
+    if (kv.base == NULL || kv_f8.base == NULL || bt_sampler_create(VOCAB, &sampler) != BT_OK ||
         bt_tokenizer_load("tests/golden/tokenizers/bytes.tokenizer.json", &tokenizer, &err) !=
             BT_OK) {
         die(err.msg[0] != 0 ? err.msg : "out of memory");

@@ -260,7 +260,7 @@ def test_transports(transport):
 seen_texts = {}
 
 
-@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "fp8"])
 def test_kv_types(dtype):
     def answers(prefill, decode):
         with Cluster(tiny("llama"), prefill=prefill, decode=decode, node=["--kv-dtype", dtype]) as c:

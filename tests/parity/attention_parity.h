@@ -15,12 +15,31 @@ struct seq {
     size_t q_stride, kv_stride;
 };
 
+/* To a number of e4m3: four significant bits, multiples of 2^-9, at most 448. */
+static inline float rounded_f8(float x)
+{
+    int e = 0;
+
+    if (isnan(x)) {
+        return x;
+    }
+    if (fabsf(x) > 448) {
+        return copysignf(448, x);
+    }
+    (void)frexpf(x, &e);
+    e = e < -5 ? -9 : e - 4;
+    return ldexpf(rintf(ldexpf(x, -e)), e);
+}
+
 static inline float rounded(float x, enum bt_dtype t)
 {
     uint32_t u;
 
     if (t == BT_DTYPE_F32) {
         return x;
+    }
+    if (t == BT_DTYPE_F8) {
+        return rounded_f8(x);
     }
     if (t == BT_DTYPE_BF16) {
         memcpy(&u, &x, 4);
@@ -55,6 +74,15 @@ static inline void seq_fini(struct seq *q)
     bt_free(q->v);
     bt_free(q->kv.base);
     bt_free(q->pages);
+}
+
+/* q->k and q->v become what pages of q's type make of them. */
+static inline void seq_round(struct seq *q)
+{
+    for (size_t i = 0; i < q->s.n_tokens * q->kv_stride; i++) {
+        q->k[i] = rounded(q->k[i], q->s.dtype);
+        q->v[i] = rounded(q->v[i], q->s.dtype);
+    }
 }
 
 /* Tokens [from, from + n): store K and V, then attend, as a model does. */

@@ -1,5 +1,6 @@
 /* Attention of classes cpu-int8 and cpu-bf16: it has the bits of its definition in kernels/backend.h, written here a second time, on
- * every instruction set and thread count, however a sequence is cut into chunks and paged, and with f32 and bf16 caches alike. So
+ * every instruction set and thread count, however a sequence is cut into chunks and paged, and with f32 and bf16 caches alike, and with f8
+ * caches, whose numbers are what they were rounded to. So
  * it is with values that overflow, are denormal or not finite, which a row that does not see them must not notice. It is near
  * double precision. */
 
@@ -35,12 +36,13 @@ struct rounded_seq {
     float *q, *k, *v;
 };
 
-static float *rounded_copy(const float *x, size_t n, float by)
+/* t: of the pages; only f8 rounds more than attention does. */
+static float *rounded_copy(const float *x, size_t n, float by, enum bt_dtype t)
 {
     float *out = bt_alloc(n * sizeof(float));
 
     for (size_t i = 0; i < n; i++) {
-        out[i] = bf16(x[i] * by);
+        out[i] = bf16((t == BT_DTYPE_F8 ? rounded(x[i], t) : x[i]) * by);
     }
     return out;
 }
@@ -166,10 +168,11 @@ static void test_shape(const struct pk *p, struct shape s, enum kind kind)
              s.window, (int)kind);
     seq_init(&q, s);
     fill(&q, kind);
-    struct rounded_seq b = {
-        .q = rounded_copy(q.q, s.n_tokens * q.q_stride, 1.0F / sqrtf((float)s.head_dim) * LOG2_E),
-        .k = rounded_copy(q.k, s.n_tokens * q.kv_stride, 1),
-        .v = rounded_copy(q.v, s.n_tokens * q.kv_stride, 1)};
+    struct rounded_seq b = {.q = rounded_copy(q.q, s.n_tokens * q.q_stride,
+                                              1.0F / sqrtf((float)s.head_dim) * LOG2_E,
+                                              BT_DTYPE_F32),
+                            .k = rounded_copy(q.k, s.n_tokens * q.kv_stride, 1, s.dtype),
+                            .v = rounded_copy(q.v, s.n_tokens * q.kv_stride, 1, s.dtype)};
     for (uint32_t t = 0; t < s.n_tokens; t++) {
         for (uint32_t h = 0; h < s.n_heads; h++) {
             definition(&q, &b, t, h, want + ((size_t)t * s.n_heads + h) * s.head_dim);
@@ -229,13 +232,14 @@ int main(void)
         {2, 2, 31, 64, 130, 1, BT_DTYPE_F32, 0},   {2, 1, 256, 5, 66, 7, BT_DTYPE_BF16, 0},
         {40, 1, 16, 16, 70, 0, BT_DTYPE_F32, 0},   {8, 4, 80, 16, 100, 0, BT_DTYPE_BF16, 0},
         {10, 5, 32, 16, 130, 40, BT_DTYPE_F32, 0}, {100, 100, 16, 16, 66, 0, BT_DTYPE_BF16, 0},
-        {2, 1, 24, 3, 150, 64, BT_DTYPE_F32, 0},
+        {2, 1, 24, 3, 150, 64, BT_DTYPE_F32, 0},   {6, 2, 64, 16, 140, 0, BT_DTYPE_F8, 0},
+        {4, 1, 128, 16, 80, 50, BT_DTYPE_F8, 0},   {2, 2, 31, 64, 130, 1, BT_DTYPE_F8, 0},
+        {10, 5, 96, 16, 130, 40, BT_DTYPE_F8, 0},
     };
     static const struct shape near[] = {
-        {8, 2, 80, 64, 140, 0, BT_DTYPE_F16, 30.0F},
-        {2, 2, 64, 64, 130, 1, BT_DTYPE_F32, 5.0F},
-        {12, 6, 64, 32, 140, 0, BT_DTYPE_F16, 0},
-        {4, 2, 128, 16, 200, 0, BT_DTYPE_BF16, 0},
+        {8, 2, 80, 64, 140, 0, BT_DTYPE_F16, 30.0F}, {2, 2, 64, 64, 130, 1, BT_DTYPE_F32, 5.0F},
+        {12, 6, 64, 32, 140, 0, BT_DTYPE_F16, 0},    {4, 2, 128, 16, 200, 0, BT_DTYPE_BF16, 0},
+        {4, 2, 64, 16, 140, 0, BT_DTYPE_F8, 20.0F},
     };
     static const char *const classes[] = {"cpu-bf16", "cpu-int8"};
     struct pk p;

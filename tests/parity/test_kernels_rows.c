@@ -188,6 +188,54 @@ static void test_functions(const struct pk *p)
     bt_free(got);
 }
 
+/* Every result of rounding to f8, against the definition: nearest, ties to even, at most 448; and NaN. */
+static void test_rounding_f8(const struct pk *p)
+{
+    const uint32_t n = 4096, dim = 64;
+    float *x = pk_floats(n, 0, 0);
+    uint32_t page = 0;
+    struct bt_k_span span = {.n = n / dim, .pages = &page};
+    struct bt_k_kv kv = {.page_stride = 2 * (size_t)n,
+                         .page_tokens = n / dim,
+                         .n_kv_heads = 1,
+                         .head_dim = dim,
+                         .dtype = BT_DTYPE_F8};
+
+    kv.base = bt_alloc(2 * n);
+    for (uint32_t round = 0; round < 16; round++) {
+        for (uint32_t i = 0; i < n; i++) {
+            uint32_t bits = pk_u32();
+            if (round % 2 == 0) { /* around ties, and near the ends of what there is */
+                bits = (bits & 0xfff00000U) + 0x80000 + pk_u32() % 3 - 1;
+                bits = (bits & 0x80ffffffU) | (0x3aU + pk_u32() % 11) << 24;
+            }
+            memcpy(&x[i], &bits, 4);
+        }
+        for (int i = 0; i < p->n; i++) {
+            uint8_t *d = kv.base;
+            memset(d, 0x55, 2 * n);
+            bt_k_kv_store(p->k[i], &kv, x, dim, x, dim, &span, 1);
+            CHECK(memcmp(d, d + n, n) == 0);
+            for (uint32_t j = 0; j < n; j++) {
+                const uint32_t e = d[j] >> 3 & 15, m = d[j] & 7;
+                const double a = fabs((double)x[j]),
+                             unit = ldexp(1, a < 0x1p-6 ? -9 : ilogb(a) - 3);
+                const double want = a > 448 ? 448 : rint(a / unit) * unit,
+                             got = e == 0 ? m * 0x1p-9 : ldexp(8 + m, (int)e - 10);
+                if (isnan(x[j])) {
+                    CHECK_EQ(d[j] & 0x7f, 0x7f);
+                } else if (got < want || got > want || (d[j] >> 7 != 0) != (signbit(x[j]) != 0)) {
+                    fprintf(stderr, "%s: %a\n", p->isa[i], (double)x[j]);
+                    CHECK_NEAR(got, want, 0);
+                    break;
+                }
+            }
+        }
+    }
+    bt_free(kv.base);
+    bt_free(x);
+}
+
 /* Every f16 and bf16 result of rounding, against the definition: nearest, ties to even. */
 static void test_rounding(const struct pk *p, enum bt_dtype t)
 {
@@ -365,6 +413,7 @@ int main(void)
     test_functions(&p);
     test_rounding(&p, BT_DTYPE_F16);
     test_rounding(&p, BT_DTYPE_BF16);
+    test_rounding_f8(&p);
     test_moe(&p, 1, 8, 2, true);
     test_moe(&p, 50, 8, 3, false);
     test_moe(&p, 300, 16, 4, true);

@@ -114,7 +114,7 @@ static void check_kv_auto(const char *folder)
     for (size_t i = 0; i < 4; i++) {
         struct bt_engine_opts o = drive_opts(folder, 16, 100, 4);
 
-        o.kv_dtype = BT_K_KV_AUTO;
+        o.kv_dtype = BT_DTYPE_AUTO;
         o.numerics = numerics[i];
         struct bt_engine *e = drive_open(&o);
         CHECK(strstr(bt_engine_layout(e)->kv_layout, want[i]) != NULL);

@@ -42,17 +42,17 @@ static void test_kv_types(void)
 
     for (size_t i = 0; i < sizeof bt_k_kv_types / sizeof bt_k_kv_types[0]; i++) {
         const enum bt_dtype t = bt_k_kv_types[i];
-        const char *name = t == BT_K_KV_AUTO ? "auto" : bt_dtype_name(t);
+        const char *name = t == BT_DTYPE_AUTO ? "auto" : bt_dtype_name(t);
 
         CHECK(strncmp(at, name, strlen(name)) == 0);
-        CHECK(t == BT_K_KV_AUTO || bt_k_kv_type(t, "cpu-int8") == t);
+        CHECK(t == BT_DTYPE_AUTO || bt_k_kv_type(t, "cpu-int8") == t);
         at = strchr(at, '|') != NULL ? strchr(at, '|') + 1 : "";
     }
     CHECK_STR(at, "");
-    CHECK_EQ(bt_k_kv_type(BT_K_KV_AUTO, "cpu-int8"), BT_DTYPE_BF16);
-    CHECK_EQ(bt_k_kv_type(BT_K_KV_AUTO, "cpu-bf16"), BT_DTYPE_BF16);
-    CHECK_EQ(bt_k_kv_type(BT_K_KV_AUTO, "cpu-f32"), BT_DTYPE_F32);
-    CHECK_EQ(bt_k_kv_type(BT_K_KV_AUTO, "cuda-bf16-sm90"), BT_DTYPE_F32);
+    CHECK_EQ(bt_k_kv_type(BT_DTYPE_AUTO, "cpu-int8"), BT_DTYPE_BF16);
+    CHECK_EQ(bt_k_kv_type(BT_DTYPE_AUTO, "cpu-bf16"), BT_DTYPE_BF16);
+    CHECK_EQ(bt_k_kv_type(BT_DTYPE_AUTO, "cpu-f32"), BT_DTYPE_F32);
+    CHECK_EQ(bt_k_kv_type(BT_DTYPE_AUTO, "cuda-bf16-sm90"), BT_DTYPE_F32);
 }
 
 static void test_options(void)
