@@ -41,7 +41,7 @@
 #define CPU_BLOCK        32U  /* k values in a block */
 #define CPU_SUPER        256U /* k values in a superblock of the K formats */
 #define CPU_GEMM_ROWS    240U /* rows of x in one task; a multiple of every tile height */
-#define CPU_KB           256U /* k values expanded at a time; a multiple of CPU_SUPER */
+#define CPU_KB           512U /* k values that a tile sums in registers; a multiple of CPU_SUPER */
 #define CPU_ORDER_ROWS   256U /* rows of x put into a weight's order at a time */
 #define CPU_INT8_ROWS    512U /* rows of x rounded to 8 bits at a time */
 #define CPU_INT8_WORDS   18U
@@ -53,7 +53,7 @@
 #define CPU_THREADS_MAX  1024U
 
 /* Floats of per-thread scratch: packed rows of x for one or more K-blocks, and expanded panels. */
-#define CPU_SCRATCH_A    (CPU_GEMM_ROWS * CPU_KB * 2U)
+#define CPU_SCRATCH_A    (CPU_GEMM_ROWS * CPU_KB)
 #define CPU_SCRATCH_B    (CPU_KB * CPU_PANEL * 2U)
 #define CPU_SCRATCH_GEMM (CPU_SCRATCH_A + CPU_SCRATCH_B)
 /* q, accumulators, scores, one block of K or V. */
