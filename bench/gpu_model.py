@@ -4,6 +4,7 @@ import json
 import os
 import random
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 # hidden, feed-forward, layers, heads, KV heads, values a head, vocabulary
 SIZES = {"8b": (4096, 14336, 32, 32, 8, 128, 128256), "1b": (2048, 8192, 16, 32, 8, 64, 128256), "tiny": (64, 96, 2, 4, 2, 16, 288)}
@@ -58,19 +59,24 @@ def write_weights(path, size):
     text = json.dumps(header).encode()
     text += b" " * (-(len(text) + 8) % ALIGN)
     block = memoryview(random_block(min(BLOCK, (at + 1) // 2 * 2)))
-    with open(path, "wb") as f:
+    with open(path, "wb", buffering=0) as f:
         f.write(len(text).to_bytes(8, "little") + text)
-        for i, (_, shape) in enumerate(tensors(size)):
+        f.truncate(f.tell() + at)
+
+        def fill(i, shape, to):
             n = byte_count(shape)
             if len(shape) == 1:
-                f.write(b"\x80\x3f" * shape[0])  # 1.0
-                continue
+                os.pwrite(f.fileno(), b"\x80\x3f" * shape[0], to)  # 1.0
+                return
             begin = i * 4098 % len(block) & ~1  # no two matrices alike
             while n > 0:
-                piece = block[begin:begin + n]
-                f.write(piece)
-                n -= len(piece)
-                begin = 0
+                wrote = os.pwrite(f.fileno(), block[begin:begin + n], to)
+                n, to, begin = n - wrote, to + wrote, (begin + wrote) % len(block)
+
+        jobs = [(i, shape, f.tell() + header[name]["data_offsets"][0]) for i, (name, shape) in enumerate(tensors(size))]
+        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # the copies run beside each other
+            for job in [pool.submit(fill, *j) for j in jobs]:
+                job.result()
 
 
 def write_model(folder, size, tokenizer_of):

@@ -20,7 +20,7 @@ def test_all_sections(tmp_path):
     p, got = check(BUILD, tmp_path)
     assert p.returncode == 0 and got["exit_code"] == 0, p.stdout + p.stderr
     status = {s["name"]: s["status"] for s in got["sections"]}
-    assert list(status) == ["build", "kernels", "models", "determinism", "sanitizer", "relay", "transfer", "speed", "ttft"]
+    assert list(status) == ["build", "kernels", "models", "determinism", "sanitizer", "relay", "model", "transfer", "speed", "ttft"]
     assert status.pop("sanitizer") == "skipped" and set(status.values()) == {"passed"}
     assert "emulated" in got["device"] and "no figure means anything" in p.stdout
     figures = [f for s in got["sections"] for f in s["figures"]]
