@@ -26,7 +26,7 @@ Usage: deploy/quickstart.sh [options]
   --cuda        with the CUDA backend: its preset, on a device of this machine; needs nvcc of CUDA Toolkit 13.
                 Fetches cuBLAS (430 MB) into build/cuda-wheels where the toolkit has none
   --device N    with --cuda: which device (default: 0, the first)
-  --kv-dtype T  element type of the KV cache on both nodes: auto, f32, f16, bf16 (default: that of `baton up`)
+  --kv-dtype T  element type of the KV cache on both nodes: auto, f32, f16, bf16, fp8 (default: that of `baton up`)
   --kv-bytes SIZE
                 memory for the KV cache of each node, like 8GiB (default: that of `baton up`; with --cuda 2GiB)
   --yes         do not ask before using sudo

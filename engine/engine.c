@@ -25,9 +25,6 @@ static enum bt_status check_opts(const struct bt_engine_opts *o, struct bt_err *
         return bt_err_set(err, BT_ERR_INVALID, "KV type must be f32, f16, bf16 or fp8, not %s",
                           bt_dtype_name(o->kv_dtype));
     }
-    if (o->kv_dtype == BT_DTYPE_F8 && strcmp(o->backend, "cpu") != 0) {
-        return bt_err_set(err, BT_ERR_INVALID, "KV type fp8 is of the CPU backend only");
-    }
     if (o->page_tokens == 0 || o->page_tokens > STEP_ROWS_MAX) {
         return bt_err_set(err, BT_ERR_INVALID, "page_tokens must be 1 to %u", STEP_ROWS_MAX);
     }

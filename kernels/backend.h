@@ -19,7 +19,7 @@
  *    by fma; then a fixed tree 16 → 8 → 4 → 2 → 1 (lane i + lane i+half).
  *  - exp, tanh, … are our own polynomials in f32 with fma, the same on every instruction set.
  *  - attention: keys in blocks aligned at absolute positions, online softmax in block order; reads K and V as stored. In every
- *    class pages of f8 give what pages of f32 give whose K and V are those numbers.
+ *    class of the CPU pages of f8 give what pages of f32 give whose K and V are those numbers.
  * That is class "cpu-f32". Class "cpu-int8" differs in gemm with block-quantised weights and in attention, and there only. In gemm x
  * is rounded to 8 bits per row and 32 consecutive k. Weights of gf8 are as in cpu-f32. With a = max |x[k]|:
  *    a < 2^-100:            q[k] = 0, s = 0

@@ -14,6 +14,9 @@ static __device__ __forceinline__ float kv_value(const uint8_t *p, size_t i, uin
     if (dtype == BT_DTYPE_F32) {
         return ((const float *)(const void *)p)[i];
     }
+    if (dtype == BT_DTYPE_F8) {
+        return float_of_f8(p[i]);
+    }
     const uint32_t h = ((const uint16_t *)(const void *)p)[i];
     return dtype == BT_DTYPE_F16 ? float_of_f16(h) : float_of_bf16(h);
 }
@@ -349,6 +352,8 @@ static __global__ void store_kv(struct cuda_store s)
     uint8_t *page = (uint8_t *)s.kv.base + place.page * s.kv.page_stride;
     if (s.kv.dtype == BT_DTYPE_F32) {
         ((float *)(void *)page)[to] = v;
+    } else if (s.kv.dtype == BT_DTYPE_F8) {
+        page[to] = f8_of_float(v);
     } else {
         ((uint16_t *)(void *)page)[to] =
             s.kv.dtype == BT_DTYPE_F16 ? f16_of_float(v) : bf16_of_float(v);

@@ -122,6 +122,102 @@ static __device__ __forceinline__ void begin_copy(const struct cuda_attn &a, con
     copy_commit();
 }
 
+/* ---- pages of 8 bits ---- */
+
+/* A piece is 16 numbers of e4m3, 16 bytes. Those of a row of keys or values are brought to where the row begins, and there become
+ * f16, by one warp: all are read before the first is written. */
+struct pieces {
+    uint32_t n, rows; /* of a row; rows that a warp has at once */
+    uint32_t row, piece;
+    bool has; /* this lane has one */
+};
+
+static __device__ __forceinline__ struct pieces find_pieces(const struct work &w)
+{
+    const uint32_t lane = threadIdx.x % 32;
+    struct pieces p;
+
+    p.n = w.dim / 16;
+    p.rows = 32 / p.n;
+    p.row = threadIdx.x / 32 * p.rows + lane / p.n;
+    p.piece = lane % p.n;
+    p.has = lane < p.rows * p.n;
+    return p;
+}
+
+static __device__ __forceinline__ void begin_copy_f8(const struct cuda_attn &a,
+                                                     const struct work &w, uint32_t base,
+                                                     bool values, shared_ptr<words4> to)
+{
+    const struct pieces c = find_pieces(w);
+    const size_t head = blockIdx.y + (values ? a.kv.n_kv_heads : 0U);
+
+    for (uint32_t j = c.row; c.has && j < KEYS; j += WARPS * c.rows) {
+        const uint32_t p = base + j;
+        const bool there = p >= w.first && p <= w.last;
+        const uint8_t *from = (const uint8_t *)a.kv.base;
+        if (there) {
+            from += w.pages[p / a.kv.page_tokens] * a.kv.page_stride +
+                    (head * a.kv.page_tokens + p % a.kv.page_tokens) * w.dim + c.piece * 16;
+        }
+        copy_begin(to + (j * w.pitch + c.piece), from, there);
+    }
+    copy_commit();
+}
+
+/* What a thread has copied itself, and waited for, becomes f16; beyond the head: zeros. */
+static __device__ __forceinline__ void expand_f8(const struct work &w, shared_ptr<words4> at)
+{
+    const struct pieces c = find_pieces(w);
+
+#pragma unroll 1
+    for (uint32_t first = 0; first < KEYS; first += WARPS * c.rows) {
+        const uint32_t j = first + c.row;
+        const bool has = c.has && j < KEYS;
+        words4 codes = {};
+        if (has) {
+            codes = at[j * w.pitch + c.piece];
+        }
+        warp_sync();
+#pragma unroll
+        for (uint32_t half = 0; half < 2; half++) {
+            words4 out;
+#pragma unroll
+            for (uint32_t i = 0; i < 4; i++) {
+                out.r[i] = pair_of_f8(codes.r[half * 2 + i / 2] >> 16 * (i % 2) & 0xffffU);
+            }
+            if (has) {
+                at[j * w.pitch + c.piece * 2 + half] = out;
+            }
+            if (has && c.piece == 0 && c.n * 2 + half + 1 < w.pitch) {
+                at[j * w.pitch + c.n * 2 + half] = words4{};
+            }
+        }
+    }
+}
+
+/* Begins to bring keys or values; makes of what came what products take. F8: of pages of 8 bits. */
+template <bool F8>
+static __device__ __forceinline__ void bring(const struct cuda_attn &a, const struct work &w,
+                                             uint32_t base, bool values, shared_ptr<words4> to)
+{
+    if (F8) {
+        begin_copy_f8(a, w, base, values, to);
+    } else {
+        begin_copy(a, w, base, values, to);
+    }
+}
+
+template <bool F8, int LEFT>
+static __device__ __forceinline__ void receive(const struct work &w, shared_ptr<words4> at)
+{
+    copy_wait<LEFT>();
+    if (F8) {
+        expand_f8(w, at);
+    }
+    __syncthreads();
+}
+
 /* What a thread has of its rows, 16 r + 8 h + lane / 4: of sums over some keys, the maximum of the scores and the sum of
  * exp(score - max); and of exp(score - max) * value its dimensions. NT: tiles of 8 of them. */
 template <int R, int NT> struct sums {
@@ -462,7 +558,7 @@ static __device__ __forceinline__ void write_part(const struct cuda_attn &a, con
 }
 
 /* Grid: (tiles, key-value heads, splits at once or 1). R: tiles of 16 rows; NT: a warp's tiles of 8 dimensions. */
-template <int KIND, int R, int NT>
+template <int KIND, int R, int NT, bool F8>
 static __global__ void __launch_bounds__(THREADS, R *NT > 8 ? 2 : 3) attend(struct cuda_attn a)
 {
     constexpr bool TURNS = takes_turns<NT>();
@@ -485,7 +581,7 @@ static __global__ void __launch_bounds__(THREADS, R *NT > 8 ? 2 : 3) attend(stru
         base = base > split * CUDA_ATTN_SPLIT ? base : split * CUDA_ATTN_SPLIT;
         last = last < end ? last : end;
     }
-    begin_copy(a, w, base, false, w.k);
+    bring<F8>(a, w, base, false, w.k);
     load_q<KIND>(a, w, R * 16);
     clear(s);
 #pragma unroll
@@ -496,23 +592,21 @@ static __global__ void __launch_bounds__(THREADS, R *NT > 8 ? 2 : 3) attend(stru
     for (; base <= last; base += KEYS) {
         const bool more = last - base >= KEYS;
         if (!TURNS) {
-            begin_copy(a, w, base, true, w.v);
+            bring<F8>(a, w, base, true, w.v);
         }
-        copy_wait<TURNS ? 0 : 1>();
-        __syncthreads(); /* the keys are there */
+        receive<F8, TURNS ? 0 : 1>(w, w.k); /* the keys are there */
         find_scores<KIND, R>(w, score);
         mask_scores<R>(a, w, base, score);
         __syncthreads(); /* none reads them any more; maxima are there */
         if (TURNS) {
-            begin_copy(a, w, base, true, w.v);
+            bring<F8>(a, w, base, true, w.v);
         } else if (more) {
-            begin_copy(a, w, base + KEYS, false, w.k);
+            bring<F8>(a, w, base + KEYS, false, w.k);
         } else {
             copy_commit();
         }
         take_scores<KIND, R, NT>(w, score, s);
-        copy_wait<TURNS ? 0 : 1>();
-        __syncthreads(); /* the values and p are there */
+        receive<F8, TURNS ? 0 : 1>(w, w.v); /* the values and p are there */
         if ((base < all_from && w.first < all_from) ||
             (base + KEYS - 1 > all_to && w.last > all_to)) {
             take_infinite<KIND, R, NT>(a, w, base, s);
@@ -520,7 +614,7 @@ static __global__ void __launch_bounds__(THREADS, R *NT > 8 ? 2 : 3) attend(stru
         add_values<KIND, R, NT>(w, s);
         __syncthreads(); /* none reads them any more */
         if (TURNS && more) {
-            begin_copy(a, w, base + KEYS, false, w.k);
+            bring<F8>(a, w, base + KEYS, false, w.k);
         }
         if (!part && (!more || (base + KEYS) % CUDA_ATTN_SPLIT == 0)) {
             merge(a, w, max, sum, s);
@@ -533,38 +627,39 @@ static __global__ void __launch_bounds__(THREADS, R *NT > 8 ? 2 : 3) attend(stru
     }
 }
 
-template <int KIND, int R, int NT>
+template <int KIND, int R, int NT, bool F8>
 static void launch(struct cuda_ctx *c, const struct cuda_attn *attn)
 {
     const struct cuda_attn a = *attn;
 
     BT_ASSERT(a.rows == R * 16);
-    BT_LAUNCH(c, (attend<KIND, R, NT>),
+    BT_LAUNCH(c, (attend<KIND, R, NT, F8>),
               dim3(a.n_tiles, a.kv.n_kv_heads, a.n_splits != 0 ? a.n_splits : 1), THREADS,
               (shared_bytes<R, NT>(a.kv.head_dim)), a);
 }
 
 /* The head's dimensions decide how many rows there is room for; splits at once are of 16 rows. */
-template <int KIND> static void launch_kind(struct cuda_ctx *c, const struct cuda_attn *a)
+template <int KIND, bool F8> static void launch_kind(struct cuda_ctx *c, const struct cuda_attn *a)
 {
     const uint32_t dim = a->kv.head_dim;
 
     if (a->rows == CUDA_ATTN_ROWS && dim <= 128) {
-        launch<KIND, 1, 4>(c, a);
+        launch<KIND, 1, 4, F8>(c, a);
     } else if (dim <= 128) {
-        launch<KIND, 4, 4>(c, a);
+        launch<KIND, 4, 4, F8>(c, a);
     } else if (a->rows == CUDA_ATTN_ROWS && dim <= 256) {
-        launch<KIND, 1, 8>(c, a);
+        launch<KIND, 1, 8, F8>(c, a);
     } else if (dim <= 256) {
-        launch<KIND, 2, 8>(c, a);
+        launch<KIND, 2, 8, F8>(c, a);
     } else {
-        launch<KIND, 1, 16>(c, a);
+        launch<KIND, 1, 16, F8>(c, a);
     }
 }
 
 extern "C" bool cuda_attention_tiled(const struct cuda_ctx *c, const struct bt_k_kv *kv)
 {
-    return c->mma && kv->dtype != BT_DTYPE_F32 && kv->head_dim % 8 == 0;
+    return c->mma && kv->dtype != BT_DTYPE_F32 &&
+           kv->head_dim % (kv->dtype == BT_DTYPE_F8 ? 16 : 8) == 0;
 }
 
 extern "C" uint32_t cuda_attention_rows(const struct cuda_ctx *c, const struct bt_k_kv *kv)
@@ -579,8 +674,10 @@ extern "C" void cuda_attention_tiles(struct cuda_ctx *c, const struct cuda_attn 
 {
     BT_ASSERT((uintptr_t)a->kv.base % 16 == 0 && a->kv.page_stride % 16 == 0);
     if (a->kv.dtype == BT_DTYPE_F16) {
-        launch_kind<CUDA_KIND_F16>(c, a);
+        launch_kind<CUDA_KIND_F16, false>(c, a);
+    } else if (a->kv.dtype == BT_DTYPE_F8) {
+        launch_kind<CUDA_KIND_F16, true>(c, a);
     } else {
-        launch_kind<CUDA_KIND_BF16>(c, a);
+        launch_kind<CUDA_KIND_BF16, false>(c, a);
     }
 }

@@ -30,7 +30,9 @@
  *    maximum; p = exp(score - max) of the keys that the row sees, 0 of others. Their sum: four parts of 16 keys in order; a part
  *    is t = 0 … 3 of ((p[2t] + p[2t + 1]) + p[2t + 8]) + p[2t + 9], added as (0 + 1) + (2 + 3). p is rounded to the pages' type,
  *    and p v are chains over the keys, 16 at a time. Splits as in cuda-f32. A value in V that is not finite
- *    joins the sums of the rows that see it, and of no others. */
+ *    joins the sums of the rows that see it, and of no others.
+ * Pages of f8 give what pages of f32 give whose K and V are those numbers; in cuda-bf16, with a head dimension that 16 divides, pages
+ * of f16. */
 
 #include <stdbool.h>
 #include <stddef.h>

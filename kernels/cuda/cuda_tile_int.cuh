@@ -156,6 +156,27 @@ template <int KIND> static __device__ __forceinline__ uint32_t pair_of(float low
     return bf16_of_float(low) | (uint32_t)bf16_of_float(high) << 16;
 }
 
+/* Two numbers of e4m3, the first in the low byte, as f16, which can be all of them. */
+static __device__ __forceinline__ uint32_t pair_of_f8(uint32_t codes)
+{
+#if defined(BT_CUDA_EMULATED)
+    return pair_of<CUDA_KIND_F16>(float_of_f8(codes & 0xffU), float_of_f8(codes >> 8 & 0xffU));
+#elif __CUDA_ARCH__ >= 890
+    uint32_t pair;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"((uint16_t)codes));
+    return pair;
+#else
+    /* The same bits, the mantissa filled up, are an f16 2^-8 times as large, NaN excepted: its exponent becomes all ones. */
+    const uint32_t apart = (codes & 0xffU) << 8 | (codes & 0xff00U) << 16,
+                   mag = apart & 0x7f007f00U;
+    const uint32_t small = (apart & 0x80008000U) | mag >> 1,
+                   nan = (mag + 0x01000100U) & 0x80008000U;
+    uint32_t pair;
+    asm("mul.f16x2 %0, %1, %2;" : "=r"(pair) : "r"(small), "r"(0x5c005c00U));
+    return pair | (nan - (nan >> 5));
+#endif
+}
+
 /* The value of 16 bits. */
 template <int KIND> static __device__ __forceinline__ float half_value(uint32_t half)
 {

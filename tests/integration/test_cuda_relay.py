@@ -37,14 +37,15 @@ def test_one_answer_whatever_the_chunks():
     assert cpu[0]["logprobs"]["tokens"] == first[0]["logprobs"]["tokens"]
 
 
-def test_tensor_cores():
-    """A model of BF16 takes their class, over 16-bit pages; one answer there too."""
-    with Cluster(tiny("llama-bf16"), node=[*CUDA, "--kv-dtype", "bf16"]) as c:
+@pytest.mark.parametrize("kv", ["bf16", "fp8"])
+def test_tensor_cores(kv):
+    """A model of BF16 takes their class, over pages of 16 and of 8 bits; one answer there too."""
+    with Cluster(tiny("llama-bf16"), node=[*CUDA, "--kv-dtype", kv]) as c:
         first = answer(c, first=True)
         assert all(n["numerics"] == "cuda-bf16-emulated" for n in c.cluster()["nodes"])
         c.wait_idle(60)
         c.check_logs()
-    with Cluster(tiny("llama-bf16"), node=[*CUDA, "--chunk-tokens", "7", "--prefix-cache", "off", "--kv-dtype", "bf16"]) as c:
+    with Cluster(tiny("llama-bf16"), node=[*CUDA, "--chunk-tokens", "7", "--prefix-cache", "off", "--kv-dtype", kv]) as c:
         assert answer(c, first=True) == first
 
 

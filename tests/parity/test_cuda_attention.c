@@ -1,6 +1,7 @@
 /* The CUDA backend's paged attention against the CPU backend (class cuda-bf16: against its description), and equal bits however a sequence is cut into chunks (which
  * decides whether its splits run at once or in turn) and batched with others. Memory that no position may see is NaN. */
 
+#include "base/float8.h"
 #include "tests/parity/attention_shape.h"
 #include "tests/parity/attention_spec.h"
 #include "tests/parity/cuda_parity.h"
@@ -87,7 +88,7 @@ static void attend_as_described(const struct shape *s, const struct values *v, f
                            .head_dim = s->head_dim,
                            .pos = token,
                            .window = s->window,
-                           .dtype = s->dtype,
+                           .dtype = s->dtype == BT_DTYPE_F8 ? BT_DTYPE_F16 : s->dtype,
                            .scale = 1.0F / sqrtf((float)s->head_dim),
                            .softcap = s->softcap};
         as_attend(&r, row);
@@ -97,10 +98,19 @@ static void attend_as_described(const struct shape *s, const struct values *v, f
     }
 }
 
+/* K and V become numbers of e4m3, if pages have these. */
+static void round_f8(const struct shape *s, struct values *v)
+{
+    for (size_t i = 0; i < s->n_tokens * shape_kv_stride(s) && s->dtype == BT_DTYPE_F8; i++) {
+        v->key[i] = bt_f8_to_f32(bt_f32_to_f8(v->key[i]));
+        v->value[i] = bt_f8_to_f32(bt_f32_to_f8(v->value[i]));
+    }
+}
+
 static void test_shape(const struct cp *p, struct shape s)
 {
     bool tiles = strcmp(bt_k_numerics(p->cuda), "cuda-f32") != 0 && s.dtype != BT_DTYPE_F32 &&
-                 s.head_dim % 8 == 0;
+                 s.head_dim % (s.dtype == BT_DTYPE_F8 ? 16 : 8) == 0;
     static const uint32_t chunks[] = {1, 5, 64};
     size_t n = (size_t)s.n_tokens * s.n_heads * s.head_dim;
     struct values v = {.q = pk_floats(s.n_tokens * shape_q_stride(&s), -2, 2),
@@ -119,6 +129,7 @@ static void test_shape(const struct cp *p, struct shape s)
     seq_run(&cpu, s.n_tokens, want);
     seq_run(&cuda, s.n_tokens, got);
     if (tiles) {
+        round_f8(&s, &v);
         attend_as_described(&s, &v, want);
     }
     /* An exponential that is nearly halfway between two of 16 bits may be rounded either way. */
@@ -143,6 +154,40 @@ static void test_shape(const struct cp *p, struct shape s)
     bt_free(want);
     bt_free(got);
     bt_free(other);
+}
+
+/* Pages of 8 bits give the bits of wider ones that hold the same numbers. */
+static void test_f8(const struct cp *p, struct shape s)
+{
+    static const uint32_t chunks[] = {1, 33, 300};
+    const bool tiles = strcmp(bt_k_numerics(p->cuda), "cuda-f32") != 0 && s.head_dim % 16 == 0;
+    size_t n = (size_t)s.n_tokens * s.n_heads * s.head_dim, ld = shape_kv_stride(&s);
+    struct values v = {.q = pk_floats(s.n_tokens * shape_q_stride(&s), -2, 2),
+                       .key = pk_floats(s.n_tokens * ld, -2, 2),
+                       .value = pk_floats(s.n_tokens * ld, -2, 2)};
+    float *want = pk_floats(n, 0, 0), *got = pk_floats(n, 0, 0);
+    struct seq narrow, wide;
+
+    for (size_t i = 0; i < s.n_tokens * ld; i += 5) { /* small and large ones too */
+        v.key[i] *= ldexpf(1, (int)(pk_u32() % 14) - 12);
+        v.value[i] *= ldexpf(1, (int)(pk_u32() % 22) - 12);
+    }
+    seq_init(&narrow, p->cuda, s, &v);
+    round_f8(&s, &v);
+    s.dtype = tiles ? BT_DTYPE_F16 : BT_DTYPE_F32;
+    seq_init(&wide, p->cuda, s, &v);
+    for (size_t i = 0; i < sizeof(chunks) / sizeof(chunks[0]); i++) {
+        seq_run(&narrow, chunks[i], got);
+        seq_run(&wide, chunks[i], want);
+        cp_same("f8 pages and wider ones", got, want, n);
+    }
+    seq_fini(&narrow);
+    seq_fini(&wide);
+    bt_free(v.q);
+    bt_free(v.key);
+    bt_free(v.value);
+    bt_free(want);
+    bt_free(got);
 }
 
 /* The same bits, but that a NaN may be any. */
@@ -260,6 +305,12 @@ int main(void)
         {2, 1, 256, 5, 40, 7, BT_DTYPE_BF16, 0},  {40, 1, 16, 16, 40, 0, BT_DTYPE_F32, 0},
         {1, 1, 512, 16, 34, 0, BT_DTYPE_BF16, 0},
     };
+    static const struct shape f8[] = {
+        {6, 3, 64, 16, 140, 0, BT_DTYPE_F8, 0}, {2, 1, 80, 5, 70, 30, BT_DTYPE_F8, 20.0F},
+        {2, 1, 16, 1, 70, 0, BT_DTYPE_F8, 0},   {5, 1, 128, 32, 100, 0, BT_DTYPE_F8, 0},
+        {2, 2, 24, 16, 66, 0, BT_DTYPE_F8, 0},  {1, 1, 256, 16, 66, 0, BT_DTYPE_F8, 0},
+        {1, 1, 512, 16, 66, 0, BT_DTYPE_F8, 0},
+    };
     static const struct shape tiled[] = {
         {9, 3, 64, 16, 100, 0, BT_DTYPE_BF16, 0},    {4, 2, 80, 64, 70, 0, BT_DTYPE_F16, 30.0F},
         {2, 1, 16, 16, 330, 50, BT_DTYPE_BF16, 0},   {2, 1, 24, 3, 300, 260, BT_DTYPE_F16, 0},
@@ -293,5 +344,15 @@ int main(void)
         test_infinite(&p, infinite[i]);
     }
     cp_close(&p);
+    for (size_t c = 0; c < 2; c++) {
+        cp_open_as(&p, c == 0 ? "cuda-f32" : "cuda-bf16");
+        for (size_t i = 0; i < sizeof(f8) / sizeof(f8[0]); i++) {
+            test_f8(&p, f8[i]);
+            if (i < 3) {
+                test_shape(&p, f8[i]);
+            }
+        }
+        cp_close(&p);
+    }
     return bt_test_done();
 }
