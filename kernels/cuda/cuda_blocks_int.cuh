@@ -213,14 +213,6 @@ static __device__ __forceinline__ void quant_block(const R &row, uint32_t dtype,
         }
         break;
     }
-    case BT_DTYPE_GF8: {
-        R r = row.from(36 * (size_t)b);
-#pragma unroll
-        for (uint32_t j = 0; j < 32; j++) {
-            w[j] = r.f32(0) * float_of_f8(r.u8(4 + j));
-        }
-        break;
-    }
     default: {
         const uint32_t bytes = dtype == BT_DTYPE_Q2_K   ? 84
                                : dtype == BT_DTYPE_Q3_K ? 110
@@ -233,6 +225,36 @@ static __device__ __forceinline__ void quant_block(const R &row, uint32_t dtype,
     }
 }
 
+/* Of a gf8 weight: the units of row n's group that has block b, its scale first. */
+static __device__ __forceinline__ const uint32_t *f8_group(const struct cuda_view &v, uint32_t n,
+                                                           uint32_t b)
+{
+    return row_of<uint32_t>(v, n).p +
+           (size_t)(b / v.group_blocks) * (1 + 8 * v.group_blocks) * CUDA_PANEL;
+}
+
+/* What the sums of block b and its neighbours in a segment are multiplied by. */
+static __device__ __forceinline__ float block_scale(const struct cuda_view &v, uint32_t n,
+                                                    uint32_t b)
+{
+    return v.dtype == BT_DTYPE_GF8 ? float_of_bits(f8_group(v, n, b)[0]) : 1.0F;
+}
+
+static __device__ __forceinline__ void f8_codes(const struct cuda_view &v, uint32_t n, uint32_t b,
+                                                float *w)
+{
+    const uint32_t *p = f8_group(v, n, b) + (size_t)(1 + b % v.group_blocks * 8) * CUDA_PANEL;
+
+#pragma unroll
+    for (uint32_t j = 0; j < 8; j++) {
+        const uint32_t codes = p[j * CUDA_PANEL];
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++) {
+            w[4 * j + i] = float_of_f8(codes >> 8 * i & 255U);
+        }
+    }
+}
+
 /* Where k and k + 1 (k even, of block b) of row n lie among the words of a weight in fragments. */
 static __device__ __forceinline__ size_t cuda_tile_word(uint32_t n, uint32_t b, uint32_t k,
                                                         uint32_t n_blocks)
@@ -242,7 +264,7 @@ static __device__ __forceinline__ size_t cuda_tile_word(uint32_t n, uint32_t b, 
     return ((((size_t)(n / 16) * n_blocks + b) * 2 + step) * 32 + lane) * 4 + word;
 }
 
-/* Values 32 b … 32 b + 31 of row n. KIND: enum cuda_kind of the weight. Rows up to a multiple of 32 are there. */
+/* Values 32 b … 32 b + 31 of row n; of gf8 for tensor cores without their scale. KIND: enum cuda_kind of the weight. Rows up to a multiple of 32 are there. */
 template <int KIND>
 static __device__ __forceinline__ void weight_block(const struct cuda_view &v, uint32_t n,
                                                     uint32_t b, float *w)
@@ -270,6 +292,13 @@ static __device__ __forceinline__ void weight_block(const struct cuda_view &v, u
             uint32_t pair = words[cuda_tile_word(n, b, 2 * j, v.n_blocks)];
             w[2 * j] = float_of_bits(pair << 16);
             w[2 * j + 1] = float_of_bits(pair & 0xffff0000U);
+        }
+    } else if (v.dtype == BT_DTYPE_GF8) {
+        const float d = KIND == CUDA_KIND_BLOCK_TILES ? 1.0F : block_scale(v, n, b);
+        f8_codes(v, n, b, w);
+#pragma unroll
+        for (uint32_t j = 0; j < 32; j++) {
+            w[j] *= d;
         }
     } else if (v.unit == 4) {
         quant_block(row_of<uint32_t>(v, n), v.dtype, b, w);

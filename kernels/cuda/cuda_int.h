@@ -24,7 +24,8 @@
  *  - gemm: x is rounded to bf16, to nearest, ties to even; so are the values of weights in blocks. Weights are always a (16 outputs), rows of x always b (8 of them; if
  *    fewer are there, with anything beside them): one row or a thousand, the operations of an output are the same. K is cut into segments of 512, a
  *    segment is one chain of operations from +0, of k in the order 8 t + 4 s + 2 j + i for steps s = 0, 1 of 32 k; the segments
- *    are added in order to +0; then + bias[n].
+ *    are added in order to +0; then + bias[n]. Of gf8 weights the codes' values, exact in bf16, take part; each group of values
+ *    with one scale d is cut into segments of its own, which are added as total = fma(d, segment, total).
  *  - attention: q is rounded to the pages' type. Scores are chains over the head from +0, 16 dimensions at a time, padded with
  *    zeros to a multiple of 32. Keys come in blocks of 64 and splits of 256, aligned at absolute positions. In a block: the
  *    maximum; p = exp(score - max) of the keys that the row sees, 0 of others. Their sum: four parts of 16 keys in order; a part
@@ -73,7 +74,8 @@ enum cuda_kind {
 };
 
 /* How a kernel reads a weight. Panels of 32 rows, padded with zeros; a row's bytes (as in the file, plain types padded to 32
- * values) are cut into units of 2 or 4 bytes, and unit i of the 32 rows lies side by side: unit[panel][i][32].
+ * values) are cut into units of 2 or 4 bytes, and unit i of the 32 rows lies side by side: unit[panel][i][32]. A row of gf8 is,
+ * group by group, a scale and then the codes.
  * Of TILES, a panel is two tiles of 16 rows; a tile is [n_blocks][2 steps][32 lanes][4 words], what a lane gives to an operation
  * of tensor cores side by side: word j of lane 4 g + t in step s of block b holds, of row g + 8 (j % 2), the values
  * k = 32 b + 8 t + 4 s + 2 (j / 2) and k + 1. So a lane's share of 32 values of x, for two steps, is 8 consecutive ones. */
@@ -81,11 +83,12 @@ struct cuda_view {
     const void *data;     /* device */
     const uint32_t *perm; /* device [n_cols], or NULL: value k goes with x[perm[k]] */
     uint32_t n_rows, n_cols;
-    uint32_t n_blocks;  /* of 32 k */
-    uint32_t row_units; /* units in a row */
-    uint32_t dtype;     /* enum bt_dtype */
-    uint32_t kind;      /* enum cuda_kind */
-    uint32_t unit;      /* bytes: 2 or 4 */
+    uint32_t n_blocks;     /* of 32 k */
+    uint32_t group_blocks; /* of gf8: how many have one scale; else all of them */
+    uint32_t row_units;    /* units in a row */
+    uint32_t dtype;        /* enum bt_dtype */
+    uint32_t kind;         /* enum cuda_kind */
+    uint32_t unit;         /* bytes: 2 or 4 */
 };
 
 struct cuda_weight {

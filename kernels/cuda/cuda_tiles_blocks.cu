@@ -6,6 +6,29 @@
 
 #define STEP 2U /* blocks of K at a time, with many rows */
 
+/* A chain of operations: blocks [first, end) of K. */
+struct segment {
+    uint32_t first, end;
+};
+
+static __device__ __forceinline__ uint32_t group_segments(const struct cuda_view &w)
+{
+    return (w.group_blocks + SEGMENT_BLOCKS - 1) / SEGMENT_BLOCKS;
+}
+
+/* The sth one; behind the last: none. */
+static __device__ __forceinline__ struct segment find_segment(const struct cuda_view &w, uint32_t s)
+{
+    const uint32_t per_group = group_segments(w), group = s / per_group * w.group_blocks,
+                   in = s % per_group * SEGMENT_BLOCKS;
+    const uint32_t left = w.group_blocks - in, n = left < SEGMENT_BLOCKS ? left : SEGMENT_BLOCKS;
+    struct segment r;
+
+    r.first = group + in;
+    r.end = group < w.n_blocks ? r.first + n : r.first;
+    return r;
+}
+
 /* Where lane's words4 of a step of a tile lie among 32: not at `lane`, so that neither writing nor reading meets one bank. */
 static __device__ __forceinline__ uint32_t slot_of(uint32_t lane)
 {
@@ -44,11 +67,12 @@ template <int MT> static __global__ void __launch_bounds__(THREADS, 1) few(struc
             return;
         }
     }
-    for (uint32_t b0 = 0; b0 < w.n_blocks; b0 += WARPS * SEGMENT_BLOCKS) {
-        const uint32_t first = b0 + warp * SEGMENT_BLOCKS;
+    const uint32_t n_segments = w.n_blocks / w.group_blocks * group_segments(w);
+    for (uint32_t s0 = 0; s0 < n_segments; s0 += WARPS) {
+        const struct segment mine = find_segment(w, s0 + warp);
         float acc[2][MT][4] = {{{0.0F}}};
 #pragma unroll 1
-        for (uint32_t b = first; b < first + SEGMENT_BLOCKS && b < w.n_blocks; b++) {
+        for (uint32_t b = mine.first; b < mine.end; b++) {
             float v[CUDA_BLOCK];
             words4 a[2][2];
             weight_block<CUDA_KIND_BLOCK_TILES>(w, blockIdx.x * CUDA_PANEL + lane, b, v);
@@ -79,8 +103,10 @@ template <int MT> static __global__ void __launch_bounds__(THREADS, 1) few(struc
         __syncthreads();
 #pragma unroll
         for (uint32_t o = 0; o < OUTPUTS / THREADS; o++) {
-            for (uint32_t s = 0; s < WARPS && b0 + s * SEGMENT_BLOCKS < w.n_blocks; s++) {
-                total[o] += sums[s * OUTPUTS + o * THREADS + threadIdx.x];
+            for (uint32_t s = 0; s < WARPS && s0 + s < n_segments; s++) {
+                const float d =
+                    block_scale(w, blockIdx.x * CUDA_PANEL + lane, find_segment(w, s0 + s).first);
+                total[o] = fmaf(d, sums[s * OUTPUTS + o * THREADS + threadIdx.x], total[o]);
             }
         }
         __syncthreads();
@@ -118,6 +144,29 @@ static __device__ __forceinline__ void begin_x(const struct cuda_product &p, con
                        m = t.row0 + at % WORDS4 / 4;
         const bool there = m < t.row1 && b < p.w.n_blocks;
         copy_begin(to + at, x_piece(p, there ? m : t.row0, there ? b : 0, at % 4), there);
+    }
+}
+
+/* A segment of K has ended with block b. */
+template <int MT>
+static __device__ __forceinline__ void add_scaled(const struct cuda_view &w, uint32_t b,
+                                                  float (*total)[MT][4], float (*acc)[MT][4])
+{
+    const uint32_t n0 =
+        (blockIdx.x * TILES_N + threadIdx.x / 32 % 4 * 2) * 16 + threadIdx.x % 32 / 4;
+
+#pragma unroll
+    for (uint32_t i = 0; i < 4; i++) { /* tile i / 2, upper or lower half */
+        const uint32_t n = n0 + i * 8;
+        const float d = n < w.n_rows ? block_scale(w, n, b) : 0.0F;
+#pragma unroll
+        for (uint32_t m = 0; m < MT; m++) {
+#pragma unroll
+            for (uint32_t j = i % 2 * 2; j < i % 2 * 2 + 2; j++) {
+                total[i / 2][m][j] = fmaf(d, acc[i / 2][m][j], total[i / 2][m][j]);
+                acc[i / 2][m][j] = 0.0F;
+            }
+        }
     }
 }
 
@@ -159,8 +208,9 @@ template <int MT> static __global__ void __launch_bounds__(THREADS, 1) many(stru
                 multiply_block<MT>(ws + i * W, slot_of(threadIdx.x % 32),
                                    xs + (step % 2 * STEP + i) * X, acc);
             }
-            if ((b + 1) % SEGMENT_BLOCKS == 0 || b + 1 == w.n_blocks) {
-                add_segment<MT>(total, acc);
+            const uint32_t in = b % w.group_blocks + 1;
+            if (in % SEGMENT_BLOCKS == 0 || in == w.group_blocks) {
+                add_scaled<MT>(w, b, total, acc);
             }
         }
         __syncthreads(); /* none reads this step any more */

@@ -127,10 +127,19 @@ enum bt_status cuda_weight_create(struct bt_kctx *k, const struct bt_k_weight_de
                                   struct bt_kweight **out, struct bt_err *err)
 {
     struct cuda_ctx *c = cuda_of(k);
-    size_t row_bytes = cuda_row_bytes(d->dtype, d->n_cols);
+    const uint32_t n_blocks = (d->n_cols + CUDA_BLOCK - 1) / CUDA_BLOCK;
+    const bool f8 = d->dtype == BT_DTYPE_GF8;
+    const uint32_t group = !f8 ? n_blocks : d->group < CUDA_BLOCK ? 1 : d->group / CUDA_BLOCK;
+    size_t row_bytes = f8 ? (size_t)(n_blocks / group) * (4 + group * (size_t)CUDA_BLOCK)
+                          : cuda_row_bytes(d->dtype, d->n_cols);
+
+    if (group == 0 || n_blocks % group != 0) {
+        return bt_err_set(err, BT_ERR_INVALID, "%u columns in groups of %u", d->n_cols, d->group);
+    }
     const struct cuda_view v = {.n_rows = d->n_rows,
                                 .n_cols = d->n_cols,
-                                .n_blocks = (d->n_cols + CUDA_BLOCK - 1) / CUDA_BLOCK,
+                                .n_blocks = n_blocks,
+                                .group_blocks = group,
                                 .unit = cuda_unit(d->dtype),
                                 .row_units = (uint32_t)(row_bytes / cuda_unit(d->dtype)),
                                 .dtype = (uint32_t)d->dtype,

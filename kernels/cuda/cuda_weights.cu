@@ -26,6 +26,28 @@ static __global__ void pack(U *out, const uint8_t *raw, size_t raw_bytes, uint32
     out[at] = (U)v;
 }
 
+/* The same of gf8, whose groups get one scale each: that of their first block. */
+static __global__ void pack_f8(uint32_t *out, const uint8_t *raw, size_t raw_bytes, uint32_t n_rows,
+                               size_t n, uint32_t row_units, uint32_t group_blocks)
+{
+    const size_t at = thread_index();
+
+    if (at >= n) {
+        return;
+    }
+    const uint32_t unit = (uint32_t)(at / CUDA_PANEL % row_units), units = 1 + 8 * group_blocks,
+                   block = unit / units * group_blocks, in = unit % units;
+    const size_t row = at / CUDA_PANEL / row_units * CUDA_PANEL + at % CUDA_PANEL;
+    const size_t from =
+        row * raw_bytes +
+        (in == 0 ? (size_t)block * 36 : (size_t)(block + (in - 1) / 8) * 36 + 4 + (in - 1) % 8 * 4);
+    uint32_t v = 0;
+    for (uint32_t i = 0; i < 4 && row < n_rows; i++) { /* of any alignment */
+        v |= (uint32_t)raw[from + i] << 8 * i;
+    }
+    out[at] = v;
+}
+
 extern "C" void cuda_pack(struct cuda_ctx *c, void *out, const uint8_t *raw, size_t raw_bytes,
                           uint32_t n_rows, uint32_t n_panels, const struct cuda_view *v)
 {
@@ -34,6 +56,10 @@ extern "C" void cuda_pack(struct cuda_ctx *c, void *out, const uint8_t *raw, siz
 
     if (v->kind == CUDA_KIND_TILES) {
         cuda_tiles_pack(c, out, raw, raw_bytes, n_rows, n_panels, v);
+    } else if (v->dtype == BT_DTYPE_GF8) {
+        const uint32_t group_blocks = v->group_blocks;
+        BT_LAUNCH(c, (pack_f8), cuda_blocks(n, THREADS), THREADS, 0, (uint32_t *)out, raw,
+                  raw_bytes, n_rows, n, row_units, group_blocks);
     } else if (v->unit == 4) {
         BT_LAUNCH(c, (pack<uint32_t>), cuda_blocks(n, THREADS), THREADS, 0, (uint32_t *)out, raw,
                   raw_bytes, n_rows, n, row_units);

@@ -8,7 +8,8 @@
 #define ROWS_MAX 140
 
 static struct bt_kweight *weight(struct bt_kctx *k, enum bt_dtype t, const void *rows, uint32_t n,
-                                 uint32_t k_cols, const uint32_t *perm, bool embed)
+                                 uint32_t k_cols, const uint32_t *perm, bool embed,
+                                 uint32_t group)
 {
     const struct bt_k_weight_desc d = {.dtype = t,
                                        .n_rows = n,
@@ -16,6 +17,7 @@ static struct bt_kweight *weight(struct bt_kctx *k, enum bt_dtype t, const void 
                                        .data = rows,
                                        .for_gemm = true,
                                        .for_embed = embed,
+                                       .group = group,
                                        .perm = perm};
     struct bt_kweight *w = NULL;
 
@@ -28,7 +30,7 @@ static double bf16_at(const uint8_t *rows, size_t i)
     return (double)bt_bf16_to_f32((uint16_t)(rows[2 * i] | rows[2 * i + 1] << 8));
 }
 
-/* The values of n rows, as the CPU's embedding has them, rounded to bf16. */
+/* The values of n rows, as the CPU's embedding has them, rounded to bf16; those of gf8 are not. */
 static float *values_of(struct bt_kctx *cpu, enum bt_dtype t, const uint8_t *rows, uint32_t n,
                         uint32_t k_cols)
 {
@@ -42,7 +44,7 @@ static float *values_of(struct bt_kctx *cpu, enum bt_dtype t, const uint8_t *row
         bt_k_embed(cpu, v + (size_t)i * k_cols, w, &i, 1, 1.0F);
     }
     bt_k_weight_destroy(cpu, w);
-    for (size_t i = 0; i < (size_t)n * k_cols; i++) {
+    for (size_t i = 0; t != BT_DTYPE_GF8 && i < (size_t)n * k_cols; i++) {
         v[i] = bt_bf16_to_f32(bt_f32_to_bf16(v[i]));
     }
     return v;
@@ -50,13 +52,16 @@ static float *values_of(struct bt_kctx *cpu, enum bt_dtype t, const uint8_t *row
 
 /* All rows at once, against the definition; then in calls of every size, with each kernel. */
 static void test_product(const struct cp *p, enum bt_dtype t, uint32_t n, uint32_t k_cols,
-                         bool ordered)
+                         bool ordered, uint32_t group)
 {
     struct bt_kctx *k = p->cuda;
     static const uint32_t calls[] = {1, 3, 8, 9, 17, 33, 66};
     const uint32_t m = ROWS_MAX;
     const size_t ldx = k_cols + 3, ldy = n + 5;
     uint8_t *rows = pk_random_rows(t, n, k_cols);
+    for (uint32_t i = 0, blocks = k_cols / 32; group != 0 && i < n * blocks; i++) {
+        memcpy(rows + (size_t)i * 36, rows + (size_t)(i - i % blocks % (group / 32)) * 36, 4);
+    }
     float *values = values_of(p->cpu, t, rows, n, k_cols);
     float *x = pk_floats(m * ldx, -1, 1), *bias = pk_floats(n, -1, 1),
           *gaps = pk_floats(m * ldy, 7, 7), *got = pk_floats(m * ldy, 0, 0),
@@ -80,7 +85,7 @@ static void test_product(const struct cp *p, enum bt_dtype t, uint32_t n, uint32
         }
         most = fabs(want[i]) > most ? fabs(want[i]) : most;
     }
-    struct bt_kweight *w = weight(k, t, rows, n, k_cols, ordered ? perm : NULL, false);
+    struct bt_kweight *w = weight(k, t, rows, n, k_cols, ordered ? perm : NULL, false, group);
     float *dx = cp_floats(k, x, m * ldx), *db = cp_floats(k, bias, n),
           *dy = cp_floats(k, gaps, m * ldy);
     bt_k_gemm(k, dy, ldy, dx, ldx, w, db, m);
@@ -126,7 +131,7 @@ static void test_together(struct bt_kctx *k, bool ordered)
     }
     for (uint32_t i = 0; i < 3; i++) {
         uint8_t *rows = pk_random_rows(types[i], 20 + i, COLS);
-        w[i] = weight(k, types[i], rows, 20 + i, COLS, ordered && i == 1 ? perm : NULL, false);
+        w[i] = weight(k, types[i], rows, 20 + i, COLS, ordered && i == 1 ? perm : NULL, false, 0);
         p[i] = (struct bt_k_product){
             .y = bt_k_alloc(k, (size_t)M * (20 + i) * sizeof(float)), .ldy = 20 + i, .w = w[i]};
         bt_free(rows);
@@ -154,7 +159,7 @@ static void test_embed(struct bt_kctx *k)
     const uint32_t ids[] = {N - 1, 0, 17, 8, 25};
     uint8_t *rows = pk_random_rows(BT_DTYPE_BF16, N, COLS);
     float *got = pk_floats((size_t)5 * COLS, 0, 0);
-    struct bt_kweight *w = weight(k, BT_DTYPE_BF16, rows, N, COLS, NULL, true);
+    struct bt_kweight *w = weight(k, BT_DTYPE_BF16, rows, N, COLS, NULL, true, 0);
     float *dy = cp_floats(k, got, (size_t)5 * COLS);
 
     bt_k_embed(k, dy, w, ids, 5, 2.0F);
@@ -178,7 +183,7 @@ static void create_experts(struct bt_kctx *k, uint8_t *const rows[3][EXPERTS],
     for (uint32_t i = 0; i < 3; i++) {
         for (uint32_t e = 0; e < EXPERTS; e++) {
             w[i][e] = weight(k, expert_type[e], rows[i][e], i < 2 ? FFN : DIM, i < 2 ? DIM : FFN,
-                             NULL, false);
+                             NULL, false, 0);
         }
     }
 }
@@ -262,7 +267,7 @@ static void test_others(struct bt_kctx *tiles)
         float *x = pk_floats((size_t)9 * 256, -1, 1), y[2][9 * 40] = {{0}};
         for (int side = 0; side < 2; side++) {
             struct bt_kctx *k = side == 0 ? f32.cuda : tiles;
-            struct bt_kweight *w = weight(k, types[i], rows, 40, 256, NULL, false);
+            struct bt_kweight *w = weight(k, types[i], rows, 40, 256, NULL, false, 0);
             float *dx = cp_floats(k, x, (size_t)9 * 256), *dy = cp_floats(k, y[side], 360);
             bt_k_gemm(k, dy, 40, dx, 256, w, NULL, 9);
             cp_take(k, y[side], dy, 360);
@@ -284,15 +289,18 @@ int main(void)
     cp_open_as(&p, "cuda-bf16");
     CHECK(strncmp(bt_k_numerics(p.cuda), "cuda-bf16-", 10) == 0);
     for (size_t i = 0; i < sizeof(odd) / sizeof(odd[0]); i++) {
-        test_product(&p, BT_DTYPE_BF16, odd[i][0], odd[i][1], false);
+        test_product(&p, BT_DTYPE_BF16, odd[i][0], odd[i][1], false, 0);
     }
-    test_product(&p, BT_DTYPE_BF16, 40, 300, true);
+    test_product(&p, BT_DTYPE_BF16, 40, 300, true, 0);
     for (int t = BT_DTYPE_Q4_0; t < BT_DTYPE_COUNT; t++) {
         uint32_t block = bt_dtype_block_values((enum bt_dtype)t);
-        test_product(&p, (enum bt_dtype)t, 37, block == 32 ? 96 : 256, false);
+        test_product(&p, (enum bt_dtype)t, 37, block == 32 ? 96 : 256, false, 0);
     }
-    test_product(&p, BT_DTYPE_Q8_0, 133, 4128, false);
-    test_product(&p, BT_DTYPE_G4, 40, 608, true);
+    test_product(&p, BT_DTYPE_Q8_0, 133, 4128, false, 0);
+    test_product(&p, BT_DTYPE_G4, 40, 608, true, 0);
+    test_product(&p, BT_DTYPE_GF8, 37, 1024, false, 128);
+    test_product(&p, BT_DTYPE_GF8, 133, 1120, false, 1120);
+    test_product(&p, BT_DTYPE_GF8, 33, 1152, false, 576); /* segments of 512 and 64 */
     test_together(p.cuda, false);
     test_together(p.cuda, true);
     test_embed(p.cuda);

@@ -67,6 +67,42 @@ static void test_product(const struct cp *p, enum bt_dtype t, uint32_t n, uint32
     bt_free(perm);
 }
 
+/* gf8 with a scale for each group has the bits of the same weight with one for each block. */
+static void test_groups(struct bt_kctx *k, uint32_t n, uint32_t k_cols, uint32_t group)
+{
+    const uint32_t m = 20, blocks = k_cols / 32;
+    uint8_t *rows = pk_random_rows(BT_DTYPE_GF8, n, k_cols);
+    float *x = pk_floats(m * k_cols, -1, 1),
+          *y[2] = {pk_floats(m * n, 0, 0), pk_floats(m * n, 0, 0)};
+
+    for (uint32_t i = 0; i < n * blocks; i++) {
+        memcpy(rows + (size_t)i * 36, rows + (size_t)(i - i % blocks % (group / 32)) * 36, 4);
+    }
+    for (int i = 0; i < 2; i++) {
+        const struct bt_k_weight_desc d = {.dtype = BT_DTYPE_GF8,
+                                           .n_rows = n,
+                                           .n_cols = k_cols,
+                                           .data = rows,
+                                           .for_gemm = true,
+                                           .group = i == 0 ? 0 : group};
+        struct bt_kweight *w = NULL;
+        CHECK_EQ(bt_k_weight_create(k, &d, &w, NULL), BT_OK);
+        CHECK(i == 0 ||
+              bt_k_weight_bytes(w) == (n + 31) / 32 * 32 * (size_t)(k_cols + k_cols / group * 4));
+        float *dx = cp_floats(k, x, m * k_cols), *dy = cp_floats(k, y[i], m * n);
+        bt_k_gemm(k, dy, n, dx, k_cols, w, NULL, m);
+        bt_k_gemm(k, dy, n, dx, k_cols, w, NULL, 3);
+        cp_take(k, y[i], dy, m * n);
+        bt_k_free(k, dx, m * k_cols * sizeof(float));
+        bt_k_weight_destroy(k, w);
+    }
+    cp_same("groups", y[1], y[0], m * n);
+    bt_free(rows);
+    bt_free(x);
+    bt_free(y[0]);
+    bt_free(y[1]);
+}
+
 /* The values of every format, by way of the embedding: the CPU's bits. */
 static void test_values(const struct cp *p, enum bt_dtype t, uint32_t n, uint32_t k_cols)
 {
@@ -111,6 +147,9 @@ int main(void)
         }
     }
     test_product(&p, BT_DTYPE_G4, 40, 320, true);
+    test_groups(p.cuda, 40, 384, 128);
+    test_groups(p.cuda, 33, 288, 96);
+    test_groups(p.cuda, 33, 544, 544);
     test_product(&p, BT_DTYPE_F32, 40, 300, true);
     cp_close(&p);
     return bt_test_done();
