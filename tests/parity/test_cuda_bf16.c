@@ -8,8 +8,7 @@
 #define ROWS_MAX 140
 
 static struct bt_kweight *weight(struct bt_kctx *k, enum bt_dtype t, const void *rows, uint32_t n,
-                                 uint32_t k_cols, const uint32_t *perm, bool embed,
-                                 uint32_t group)
+                                 uint32_t k_cols, const uint32_t *perm, bool embed, uint32_t group)
 {
     const struct bt_k_weight_desc d = {.dtype = t,
                                        .n_rows = n,
