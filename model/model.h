@@ -64,6 +64,7 @@ struct bt_model_packed {
     uint64_t bytes;
     bool shared;    /* in a cache file; else in memory of this process */
     bool reused;    /* the file was there: nothing was packed */
+    bool failed;    /* a file was wanted and could not be had */
     char note[640]; /* the file, or why there is none */
 };
 

@@ -59,12 +59,13 @@ static void add_files(struct bt_buf *key, const struct bt_model *m)
     bt_buf_addf(key, "files %016" PRIx64 "\n", h);
 }
 
-static void use_own(struct bt_model *m, size_t bytes, const char *why)
+static void use_own(struct bt_model *m, size_t bytes, bool failed, const char *why)
 {
     m->own_panels =
         bytes > 0 ? bt_k_alloc(m->k, bytes) : NULL; /* NULL: the backend tries by itself */
     m->own_panel_bytes = bytes;
     m->packed.shared = m->packed.reused = false;
+    m->packed.failed = failed;
     (void)snprintf(m->packed.note, sizeof(m->packed.note), "%s", why);
 }
 
@@ -78,7 +79,7 @@ void bt_panels_open(struct bt_model *m, const struct bt_model_load_opts *o)
         bytes += bt_panels_bytes(m, &m->slots[i]);
     }
     if (o->panel_dir == NULL || bytes == 0 || bytes < o->panel_bytes_min) {
-        use_own(m, bytes, o->panel_dir == NULL ? "no cache folder" : "small");
+        use_own(m, bytes, false, o->panel_dir == NULL ? "no cache folder" : "small");
         return;
     }
     bt_buf_addf(&key, "layout %s\nfingerprint %016" PRIx64 "\n", bt_k_panel_layout(m->k),
@@ -91,7 +92,7 @@ void bt_panels_open(struct bt_model *m, const struct bt_model_load_opts *o)
                                        .waiting = o->progress,
                                        .arg = o->arg};
     if (key.failed || bt_panel_file_open(&want, &m->panels, &err) != BT_OK) {
-        use_own(m, bytes, key.failed ? "out of memory" : err.msg);
+        use_own(m, bytes, true, key.failed ? "out of memory" : err.msg);
     } else {
         m->packed.shared = true;
         m->packed.reused = bt_panel_file_ready(m->panels);

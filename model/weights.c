@@ -440,6 +440,7 @@ enum bt_status bt_model_load(struct bt_model *m, struct bt_kctx *k,
         bt_panels_open(m, &with);
         enum bt_status st = load_slots(m, &with, err);
         if (st == BT_OK && with.panel_dir == NULL && o->panel_dir != NULL) {
+            m->packed.failed = true;
             (void)snprintf(m->packed.note, sizeof(m->packed.note), "%s",
                            "the cache file could not be written");
         }

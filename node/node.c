@@ -489,7 +489,7 @@ static void log_packed(const struct bt_model_packed *p, bool asked)
         bt_log_info("node", "%.1f MB of packed weights, shared, %s %s", (double)p->bytes / 1e6,
                     p->reused ? "mapped from" : "now in", p->note);
     } else {
-        BT_LOG(asked && strcmp(p->note, "small") != 0 ? BT_LOG_WARN : BT_LOG_INFO, "node", NULL,
+        BT_LOG(asked && p->failed ? BT_LOG_WARN : BT_LOG_INFO, "node", NULL,
                "%.1f MB of packed weights in memory of this process: %s%s", (double)p->bytes / 1e6,
                asked ? "--panel-cache: " : "", p->note);
     }
