@@ -49,6 +49,7 @@ static bool goes_along(const char *name)
                                         "merges.txt",
                                         "added_tokens.json",
                                         "chat_template.jinja",
+                                        "chat_template.json",
                                         "special_tokens_map.json",
                                         "generation_config.json"};
     bool found = false;
@@ -120,7 +121,8 @@ static enum bt_status write_folder(const struct bt_model *m, const char *model,
     struct bt_export *e = NULL;
     enum bt_status st = BT_OK;
 
-    if (mkdir(folder, 0777) != 0 && errno != EEXIST) {
+    bool made = mkdir(folder, 0777) == 0;
+    if (!made && errno != EEXIST) {
         st = bt_err_set(err, BT_ERR_IO, "%s: %s", folder, strerror(errno));
     }
     if (st == BT_OK && !bt_buf_addf(&path, "%s/model.safetensors", folder)) {
@@ -138,8 +140,28 @@ static enum bt_status write_folder(const struct bt_model *m, const char *model,
     }
     bt_export_destroy(e);
     bt_st_writer_destroy(w);
+    if (st != BT_OK && made) {
+        (void)rmdir(folder); /* if nothing is in it */
+    }
     bt_buf_fini(&config);
     bt_buf_fini(&path);
+    return st;
+}
+
+/* Opens what was written; a folder that is not the model has no config.json. */
+static enum bt_status reopen(const struct bt_model *m, const char *folder,
+                             struct bt_model **written, struct bt_err *err)
+{
+    struct bt_buf config = {0};
+    enum bt_status st = bt_buf_addf(&config, "%s/config.json", folder)
+                            ? bt_model_open(folder, written, err)
+                            : bt_err_set(err, BT_ERR_NOMEM, "out of memory");
+
+    st = st == BT_OK ? bt_export_check(m, *written, err) : st;
+    if (st != BT_OK && !config.failed) {
+        (void)unlink(config.data);
+    }
+    bt_buf_fini(&config);
     return st;
 }
 
@@ -163,8 +185,7 @@ enum bt_status bt_cli_quantize_folder(const char *model, const char *folder, enu
     st = st == BT_OK && !from_dir ? bt_gguf_open(model, &g, err) : st;
     st = st == BT_OK ? bt_k_create_cpu(&ko, &k, err) : st;
     st = st == BT_OK ? write_folder(m, model, g, folder, t, k, err) : st;
-    st = st == BT_OK ? bt_model_open(folder, &written, err) : st;
-    st = st == BT_OK ? bt_export_check(m, written, err) : st;
+    st = st == BT_OK ? reopen(m, folder, &written, err) : st;
     if (st == BT_OK) {
         printf("%s: %.1f million weights, %s\n", folder,
                (double)bt_model_info(written)->n_params / 1e6,

@@ -14,7 +14,6 @@
 #include "model/export_int.h"
 
 enum { ROWS = 32 };         /* read and rounded at a time */
-#define F8_SCALE_MAX 0x1p7F /* see BT_DTYPE_GF8 */
 
 /* Slots [first, first + n) of the model make one tensor. */
 struct out_tensor {
@@ -314,7 +313,7 @@ static enum bt_status put_f8(const struct bt_export *e, struct bt_kctx *k, const
         for (uint32_t j = 0; j < n && st == BT_OK; j++) {
             size_t at = (size_t)j * s->n_cols;
             scales[i + j] = put_f8_row(w->q + at, w->x + at, s->n_cols);
-            if (!(scales[i + j] < F8_SCALE_MAX)) {
+            if (!(scales[i + j] < BT_GF8_SCALE_MAX)) {
                 st = bt_err_set(err, BT_ERR_UNSUPPORTED, "%s: tensor %s: a value is too large",
                                 s->tensor->file, s->tensor->name);
             }

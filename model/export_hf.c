@@ -142,6 +142,36 @@ static enum bt_status copy_config(const struct bt_model *m, struct bt_buf *b, st
     return st;
 }
 
+/* Takes away every "quantization_config": null, which says nothing, and a comma with it. In a string of checked JSON a quote comes after
+ * a backslash. */
+static void drop_null(struct bt_buf *b)
+{
+    static const char key[] = "\"quantization_config\"", blank[] = "\r\n\t ";
+    char *from = b->data;
+
+    while (from != NULL && (from = strstr(from, key)) != NULL) {
+        char *start = from, *end = from + strlen(key);
+        from = end;
+        end += strspn(end, blank);
+        end += *end == ':';
+        end += strspn(end, blank);
+        if (start[-1] == '\\' || strncmp(end, "null", 4) != 0) {
+            continue;
+        }
+        end += 4 + strspn(end + 4, blank);
+        if (*end == ',') {
+            end += 1 + strspn(end + 1, blank);
+        } else {
+            for (char *p = start; p > b->data && strchr("\r\n\t ,", p[-1]) != NULL;) {
+                start = --p;
+            }
+        }
+        memmove(start, end, b->len - (size_t)(end - b->data) + 1);
+        b->len -= (size_t)(end - start);
+        from = start;
+    }
+}
+
 /* Takes away the last brace, which ends the one object that the text is (opening the model has checked that), and the space before. */
 static void reopen(struct bt_buf *b)
 {
@@ -168,6 +198,7 @@ enum bt_status bt_export_config_f8(const struct bt_model *m, bt_export_plain_fn 
     if (st != BT_OK) {
         return st;
     }
+    drop_null(b);
     reopen(b);
     (void)bt_buf_adds(
         b, ",\n  \"quantization_config\": {\"quant_method\": \"compressed-tensors\", "

@@ -268,5 +268,5 @@ enum bt_status bt_export_check(const struct bt_model *a, const struct bt_model *
     }
     return same
                ? BT_OK
-               : bt_err_set(err, BT_ERR_UNSUPPORTED, "%s: the GGUF file is another model", a->path);
+               : bt_err_set(err, BT_ERR_UNSUPPORTED, "%s: what was written is another model", a->path);
 }

@@ -65,8 +65,10 @@ static uint64_t hash_quant(const struct bt_quant *q, uint64_t h)
 {
     const struct bt_tensor *parts[] = {q->q, q->scale, q->zero, q->index};
     uint32_t how[] = {(uint32_t)q->c.kind, q->c.bits, q->group, q->c.zero_added};
+    uint32_t blocks[] = {q->scale_rows, q->scale_cols};
 
     h = bt_hash64(how, sizeof(how), h);
+    h = q->c.kind == BT_QUANT_F8 ? bt_hash64(blocks, sizeof(blocks), h) : h;
     for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
         if (parts[i] != NULL) {
             struct bt_slot s = {

@@ -46,6 +46,8 @@ struct bt_model_config {
     int64_t bos;
 };
 
+#define BT_GF8_SCALE_MAX 0x1p7F /* see BT_DTYPE_GF8 */
+
 enum bt_quant_kind {
     BT_QUANT_NONE,
     BT_QUANT_GPTQ, /* qweight [K / per word, N], qzeros [groups, N / per word], scales [groups, N] */

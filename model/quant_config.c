@@ -186,7 +186,9 @@ static void read_compressed(struct bt_hf *c, struct bt_quant_config *q)
         bt_hf_fail(c, BT_ERR_UNSUPPORTED, QC "config_groups", "only one, group_0, is supported");
         return;
     }
-    refuse_if_set(c, QC "sparsity_config.format");
+    if (!str_is(c, QC "sparsity_config.format", "dense", "dense")) {
+        refuse_if_set(c, QC "sparsity_config.format");
+    }
     if (is_float) {
         if (!str_is(c, CT "weights.type", "float", "float")) {
             bt_hf_fail(c, BT_ERR_UNSUPPORTED, CT "weights.type", "is not float");

@@ -11,8 +11,6 @@
 
 enum { BLOCK = 32, NAME_MAX_BYTES = 288 };
 
-#define SCALE_MAX 0x1p7F /* see BT_DTYPE_GF8 */
-
 static uint32_t pieces(uint32_t n, uint32_t size)
 {
     return n / size + (n % size != 0);
@@ -20,12 +18,18 @@ static uint32_t pieces(uint32_t n, uint32_t size)
 
 void bt_quant_f8_bind(struct bt_binder *b, struct bt_quant *q, const char *stem)
 {
-    const char *suffix = q->c.scale_inv ? ".weight_scale_inv" : ".weight_scale";
+    static const char inv[] = ".weight_scale_inv";
+    const char *suffix = q->c.scale_inv ? inv : ".weight_scale";
     char name[NAME_MAX_BYTES];
     bool blocks = q->c.block_rows != 0;
 
     (void)snprintf(name, sizeof(name), "%s%s", stem, suffix);
     const struct bt_tensor *s = bt_weights_find(bt_bind_model(b), name);
+    if (s == NULL && !blocks) { /* both names are in use for a single scale */
+        (void)snprintf(name, sizeof(name), "%s%s", stem, inv);
+        s = bt_weights_find(bt_bind_model(b), name);
+        suffix = s != NULL ? inv : suffix;
+    }
     bool one = s != NULL && bt_tensor_values(s) == 1;
     q->scale_rows = one ? q->n_rows : blocks ? q->c.block_rows : 1;
     q->scale_cols = one || !blocks ? q->n_cols : q->c.block_cols;
@@ -44,8 +48,8 @@ void bt_quant_f8_bind(struct bt_binder *b, struct bt_quant *q, const char *stem)
 bool bt_quant_unused(const struct bt_model *m, const char *name)
 {
     static const char *const tails[] = {
-        ".input_scale",        ".k_scale", ".v_scale", ".kv_scale", ".k_proj.output_scale",
-        ".v_proj.output_scale"};
+        ".input_scale", ".activation_scale",    ".k_scale",            ".v_scale",
+        ".kv_scale",    ".k_proj.output_scale", ".v_proj.output_scale"};
     size_t n = strlen(name);
 
     for (size_t i = 0; i < sizeof(tails) / sizeof(tails[0]) && m->quant.kind != BT_QUANT_NONE;
@@ -69,7 +73,7 @@ static enum bt_status row_scales(const struct bt_quant *q, uint32_t n, float *sc
         size_t at = row + b * BLOCK / q->scale_cols;
         bt_plain_to_f32(&scales[b], (const uint8_t *)t->data + at * bt_dtype_block_bytes(t->dtype),
                         t->dtype, 1);
-        if (!(fabsf(scales[b]) < SCALE_MAX)) {
+        if (!(fabsf(scales[b]) < BT_GF8_SCALE_MAX)) {
             return bt_err_set(err, BT_ERR_INVALID, "%s: scale %zu is %g", t->name, at,
                               (double)scales[b]);
         }

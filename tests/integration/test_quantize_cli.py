@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 
 import pytest
@@ -125,6 +126,21 @@ def test_fp8_directory_says_nearly_the_same(name, text, tmp_path):
     assert tokens == n and 0 < abs(value - plain) < 0.1
 
 
+def test_fp8_directory_of_a_directory_with_more_in_it(tmp_path):
+    source, folder = tmp_path / "source", tmp_path / "fp8"
+    shutil.copytree(tiny("llama"), source)
+    config = json.loads((source / "config.json").read_text())
+    (source / "chat_template.json").write_text('{"chat_template": "x"}')
+    for at in ("first", "last"):  # null says that there is none
+        null = {"quantization_config": None}
+        (source / "config.json").write_text(json.dumps({**null, **config} if at == "first" else {**config, **null}))
+        p = run("quantize", source, "--to", "fp8", "--hf", folder / at)
+        assert p.returncode == 0, p.stderr
+        made = json.loads((folder / at / "config.json").read_text())
+        assert made.pop("quantization_config")["format"] == "float-quantized" and made == config
+        assert (folder / at / "chat_template.json").exists()
+
+
 def test_fp8_from_gguf(text, tmp_path):
     gguf, folder = os.path.join(tiny("gguf-f32"), "model.gguf"), tmp_path / "fp8"
     p = run("quantize", gguf, "--to", "fp8", "--hf", folder)
@@ -137,7 +153,7 @@ def test_fp8_from_gguf(text, tmp_path):
     assert run("quantize", folder, "--to", "f32", "--out", back).returncode == 0
     assert abs(log_likelihood(back, text, "--numerics", "cpu-f32")[0] - value) < 1e-5
     p = run("quantize", folder, "--to", "fp8", "--hf", tmp_path / "again")
-    assert p.returncode == 1 and "quantised already" in p.stderr
+    assert p.returncode == 1 and "quantised already" in p.stderr and not (tmp_path / "again").exists()
     p = run("quantize", gguf, "--to", "fp8", "--out", tmp_path / "x.gguf")
     assert p.returncode == 2 and "--to fp8 needs --hf" in p.stderr
 

@@ -15,7 +15,8 @@ enum { LEN = 13 };
           "\"config_groups\": {\"group_0\": {\"weights\": {\"num_bits\": 8, \"type\": \"float\", " \
           "\"strategy\": \"channel\"}}}")
 #define TENSOR QUANT("\"quant_method\": \"fp8\", \"activation_scheme\": \"static\"")
-#define BLOCKS QUANT("\"quant_method\": \"fp8\", \"weight_block_size\": [24, 32]")
+#define BLOCKS_OF(ROWS) QUANT("\"quant_method\": \"fp8\", \"weight_block_size\": [" #ROWS ", 32]")
+#define BLOCKS          BLOCKS_OF(24)
 
 /* rows, cols: of values with one scale. */
 static const struct form {
@@ -24,6 +25,7 @@ static const struct form {
 } forms[] = {{CHANNEL, ".weight_scale", "F32", 1, 32},
              {CHANNEL, ".weight_scale", "BF16", 1, 32},
              {TENSOR, ".weight_scale", "F32", 64, 32},
+             {TENSOR, ".weight_scale_inv", "F32", 64, 32},
              {BLOCKS, ".weight_scale_inv", "F32", 24, 32}};
 
 static uint64_t hash_name(const char *name, uint64_t at)
@@ -202,6 +204,27 @@ static void test_no_numbers(void)
     expect_load(&forms[0], scale, 0xc3000000U, "scale 5 is -128");
 }
 
+static uint64_t fingerprint(const struct form *f)
+{
+    struct bt_model *m = NULL;
+    uint64_t h = 0;
+
+    CHECK_EQ(bt_model_open(write_model(f, true, NULL, 0), &m, NULL), BT_OK);
+    h = m != NULL ? bt_model_info(m)->fingerprint : 0;
+    bt_model_destroy(m);
+    return h;
+}
+
+/* The same files, but other rows to each scale: another model, which must not take its packed weights. */
+static void test_block_size_tells_models_apart(void)
+{
+    const struct form a = {BLOCKS, ".weight_scale_inv", "F32", 24, 32},
+                      b = {BLOCKS_OF(28), ".weight_scale_inv", "F32", 24, 32};
+
+    CHECK(fingerprint(&a) == fingerprint(&a));
+    CHECK(fingerprint(&a) != fingerprint(&b));
+}
+
 int main(void)
 {
     static const char *const isas[] = {"plain", "avx2", "avx512", "neon"};
@@ -212,6 +235,7 @@ int main(void)
     test_forms("auto", "cpu-int8");
     test_forms("auto", "cpu-bf16");
     test_no_numbers();
+    test_block_size_tells_models_apart();
     CHECK_EQ(bt_test_live_bytes(), 0);
     tiny_clean();
     return bt_test_done();
