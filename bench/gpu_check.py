@@ -385,8 +385,9 @@ def peer_rates(c, memory):
     options = argparse.Namespace(mib=4 if c.args.emulated else 512, cpus=f"{cpus[0]},{cpus[-1]}", timeout=min(20, c.left()))
     rates = {}
     for transport in ("tcp", "shm"):
+        settings = dict(perftest.SEGMENTS if transport == "tcp" else {}, CUDA_VISIBLE_DEVICES=str(c.args.device))
         try:
-            rates[transport] = perftest.perftest(options, transport, SHARE, perftest.SEGMENTS if transport == "tcp" else {}, memory)
+            rates[transport] = perftest.perftest(options, transport, SHARE, settings, memory)
         except (SystemExit, OSError) as e:
             c.notes.append(f"no ucx_perftest over {transport} with {memory} memory: {e}")
     return rates
@@ -440,7 +441,11 @@ def many_streams(cluster, rng, tokens, n, clients):
     def client():
         try:
             while prompts:
-                seconds, t = cluster.stream(prompts.pop())
+                try:
+                    prompt = prompts.pop()
+                except IndexError:  # another client took the last one
+                    return
+                seconds, t = cluster.stream(prompt)
                 got.append((1e3 * seconds, t["transfer_tail_ms"]))
         except Exception as e:  # noqa: BLE001, raised below
             wrong.append(e)

@@ -183,14 +183,15 @@ int bt_cli_quantize(int argc, char **argv)
         .opts = options,
         .n_opts = sizeof options / sizeof options[0],
         .positionals = true,
-        .epilogue = "Norms, biases and routers of experts stay f32, with --to fp8 what they are; with 4 "
-                    "and 5 bits the output matrix has 8.\n"
-                    "The file appears when it is complete and was opened again; it replaces one of "
-                    "its name. In a folder config.json comes last, and goes if what was written "
-                    "cannot be opened.\n\n"
-                    "Examples:\n  baton quantize Qwen3-0.6B --to q4_1 --out qwen3-q4.gguf\n"
-                    "  baton quantize qwen3-q4.gguf --to bf16 --hf qwen3-bf16\n"
-                    "  baton quantize Qwen3-0.6B --to fp8 --hf Qwen3-0.6B-fp8\n",
+        .epilogue =
+            "Norms, biases and routers of experts stay f32, with --to fp8 what they are; with 4 "
+            "and 5 bits the output matrix has 8.\n"
+            "The file appears when it is complete and was opened again; it replaces one of "
+            "its name. In a folder config.json comes last, and goes if what was written "
+            "cannot be opened.\n\n"
+            "Examples:\n  baton quantize Qwen3-0.6B --to q4_1 --out qwen3-q4.gguf\n"
+            "  baton quantize qwen3-q4.gguf --to bf16 --hf qwen3-bf16\n"
+            "  baton quantize Qwen3-0.6B --to fp8 --hf Qwen3-0.6B-fp8\n",
     };
     struct quantize_cfg cfg = {0};
     struct bt_opt_result res = {0};

@@ -13,7 +13,7 @@
 #include "files/quant_blocks.h"
 #include "model/export_int.h"
 
-enum { ROWS = 32 };         /* read and rounded at a time */
+enum { ROWS = 32 }; /* read and rounded at a time */
 
 /* Slots [first, first + n) of the model make one tensor. */
 struct out_tensor {

@@ -266,7 +266,7 @@ enum bt_status bt_export_check(const struct bt_model *a, const struct bt_model *
                               a->family->gguf_arch, i);
         }
     }
-    return same
-               ? BT_OK
-               : bt_err_set(err, BT_ERR_UNSUPPORTED, "%s: what was written is another model", a->path);
+    return same ? BT_OK
+                : bt_err_set(err, BT_ERR_UNSUPPORTED, "%s: what was written is another model",
+                             a->path);
 }

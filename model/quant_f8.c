@@ -48,8 +48,8 @@ void bt_quant_f8_bind(struct bt_binder *b, struct bt_quant *q, const char *stem)
 bool bt_quant_unused(const struct bt_model *m, const char *name)
 {
     static const char *const tails[] = {
-        ".input_scale", ".activation_scale",    ".k_scale",            ".v_scale",
-        ".kv_scale",    ".k_proj.output_scale", ".v_proj.output_scale"};
+        ".input_scale",         ".activation_scale",   ".k_scale", ".v_scale", ".kv_scale",
+        ".k_proj.output_scale", ".v_proj.output_scale"};
     size_t n = strlen(name);
 
     for (size_t i = 0; i < sizeof(tails) / sizeof(tails[0]) && m->quant.kind != BT_QUANT_NONE;

@@ -127,7 +127,7 @@ def test_fp8_directory_says_nearly_the_same(name, text, tmp_path):
 
 
 def test_fp8_directory_of_a_directory_with_more_in_it(tmp_path):
-    source, folder = tmp_path / "source", tmp_path / "fp8"
+    source, folder = tmp_path / "source", tmp_path
     shutil.copytree(tiny("llama"), source)
     config = json.loads((source / "config.json").read_text())
     (source / "chat_template.json").write_text('{"chat_template": "x"}')

@@ -14,7 +14,7 @@ enum { LEN = 13 };
     QUANT("\"quant_method\": \"compressed-tensors\", \"format\": \"float-quantized\", "            \
           "\"config_groups\": {\"group_0\": {\"weights\": {\"num_bits\": 8, \"type\": \"float\", " \
           "\"strategy\": \"channel\"}}}")
-#define TENSOR QUANT("\"quant_method\": \"fp8\", \"activation_scheme\": \"static\"")
+#define TENSOR          QUANT("\"quant_method\": \"fp8\", \"activation_scheme\": \"static\"")
 #define BLOCKS_OF(ROWS) QUANT("\"quant_method\": \"fp8\", \"weight_block_size\": [" #ROWS ", 32]")
 #define BLOCKS          BLOCKS_OF(24)
 
