@@ -31,14 +31,12 @@ void bt_philox4x32(const uint32_t counter[4], const uint32_t key[2], uint32_t ou
     out[3] = c3;
 }
 
-double bt_philox_uniform(uint64_t seed, uint32_t choice, uint32_t index)
+uint64_t bt_philox_bits(uint64_t seed, uint32_t choice, uint32_t index)
 {
     const uint32_t counter[4] = {index, choice, 0, 0};
     const uint32_t key[2] = {(uint32_t)seed, (uint32_t)(seed >> 32)};
     uint32_t r[4];
 
     bt_philox4x32(counter, key, r);
-    uint64_t bits = ((uint64_t)r[0] << 32 | r[1]) >> 11;
-
-    return (double)bits * 0x1p-53;
+    return ((uint64_t)r[0] << 32 | r[1]) >> 11;
 }

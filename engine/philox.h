@@ -8,7 +8,7 @@
 
 void bt_philox4x32(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]);
 
-/* Uniform in [0, 1), 53 bits: the random number of one sampled token. */
-double bt_philox_uniform(uint64_t seed, uint32_t choice, uint32_t index);
+/* 53 bits: the random number of one sampled token. */
+uint64_t bt_philox_bits(uint64_t seed, uint32_t choice, uint32_t index);
 
 #endif

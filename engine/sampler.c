@@ -1,6 +1,7 @@
 /* The sampler. It owns scratch arrays of one vocabulary's size and nothing else; sequences, batches
  * and the meaning of tokens are not known here. Nothing sorts the vocabulary: top-k selects by a
- * heap of k, top-p pops a heap until the mass is reached. */
+ * heap of k, top-p pops a heap until the mass is reached, and a set of bits brings what they kept
+ * into the order of ids. */
 
 #include "engine/sampler.h"
 
@@ -8,14 +9,16 @@
 #include <string.h>
 #include "base/assert.h"
 #include "base/mem.h"
-#include "engine/exact_math_int.h"
+#include "base/sample_math.h"
 #include "engine/philox.h"
 
 struct bt_sampler {
     uint32_t vocab;
-    float *logits;   /* working copy */
-    double *weights; /* e^((logit - max) / temperature), by position in ids or by id */
+    uint32_t point;    /* of weights: bt_sample_point(vocab) */
+    float *logits;     /* working copy */
+    uint64_t *weights; /* by id */
     uint32_t *ids;
+    uint64_t *marks;  /* a bit for each id; zero but within by_id */
     uint32_t *counts; /* occurrences in the answer; meaningful where stamps is `now` */
     uint32_t *stamps;
     uint32_t now;
@@ -30,13 +33,15 @@ enum bt_status bt_sampler_create(uint32_t vocab, struct bt_sampler **out)
         return BT_ERR_NOMEM;
     }
     s->vocab = vocab;
+    s->point = bt_sample_point(vocab);
     s->logits = bt_calloc(vocab, sizeof(*s->logits));
     s->weights = bt_calloc(vocab, sizeof(*s->weights));
     s->ids = bt_calloc(vocab, sizeof(*s->ids));
+    s->marks = bt_calloc(vocab / 64 + 1, sizeof(*s->marks));
     s->counts = bt_calloc(vocab, sizeof(*s->counts));
     s->stamps = bt_calloc(vocab, sizeof(*s->stamps));
-    if (s->logits == NULL || s->weights == NULL || s->ids == NULL || s->counts == NULL ||
-        s->stamps == NULL) {
+    if (s->logits == NULL || s->weights == NULL || s->ids == NULL || s->marks == NULL ||
+        s->counts == NULL || s->stamps == NULL) {
         bt_sampler_destroy(s);
         return BT_ERR_NOMEM;
     }
@@ -50,6 +55,7 @@ void bt_sampler_destroy(struct bt_sampler *s)
         bt_free(s->logits);
         bt_free(s->weights);
         bt_free(s->ids);
+        bt_free(s->marks);
         bt_free(s->counts);
         bt_free(s->stamps);
         bt_free(s);
@@ -134,39 +140,49 @@ static uint32_t argmax(const float *l, uint32_t n)
 static void copy_logits(struct bt_sampler *s, const float *logits)
 {
     for (uint32_t i = 0; i < s->vocab; i++) {
-        s->logits[i] = isnan(logits[i]) ? -INFINITY : logits[i];
+        s->logits[i] = bt_sample_clean(logits[i]);
     }
 }
 
-/* Log-probabilities from the untouched working copy; the chosen token's are filled by set_chosen.
- * Returns the logarithm of the softmax's denominator. */
-static double raw_logprobs(struct bt_sampler *s, uint32_t n_top, struct bt_sampled *out)
+/* Weights by id; returns their sum. */
+static uint64_t weigh_all(struct bt_sampler *s, float max, double inv_temperature)
 {
-    const float *l = s->logits;
-    double max = l[argmax(l, s->vocab)];
-    double sum = 0.0;
+    uint64_t sum = 0;
 
     for (uint32_t i = 0; i < s->vocab; i++) {
-        s->weights[i] = exact_exp(l[i] - max);
-    }
-    for (uint32_t i = 0; i < s->vocab; i++) {
+        s->weights[i] = bt_sample_weight(s->logits[i], max, inv_temperature, s->point);
         sum += s->weights[i];
     }
-    double log_sum = sum > 0.0 ? max + exact_log(sum) : INFINITY;
+    return sum;
+}
 
+/* The softmax's denominator. */
+struct softmax {
+    float max;
+    uint64_t sum;
+};
+
+/* Log-probabilities from the untouched working copy; the chosen token's are filled by set_chosen. */
+static struct softmax raw_logprobs(struct bt_sampler *s, uint32_t n_top, struct bt_sampled *out)
+{
+    const float *l = s->logits;
+    struct softmax m = {.max = l[argmax(l, s->vocab)]};
+
+    m.sum = weigh_all(s, m.max, 1.0);
     out->n_top = n_top < s->vocab ? n_top : s->vocab;
     select_top(l, s->vocab, out->n_top, s->ids);
     for (uint32_t i = 0; i < out->n_top; i++) {
         out->top[i].token = s->ids[i];
-        out->top[i].logprob = (float)(l[s->ids[i]] - log_sum);
+        out->top[i].logprob = bt_sample_logprob(l[s->ids[i]], m.max, m.sum, s->point);
     }
-    return log_sum;
+    return m;
 }
 
-static void set_chosen(struct bt_sampled *out, uint32_t token, float logit, double log_sum)
+static void set_chosen(const struct bt_sampler *s, struct bt_sampled *out, uint32_t token,
+                       float logit, struct softmax m)
 {
     out->token = token;
-    out->logprob = isnan(logit) ? -INFINITY : (float)(logit - log_sum);
+    out->logprob = bt_sample_logprob(bt_sample_clean(logit), m.max, m.sum, s->point);
 }
 
 void bt_sampler_logprobs(struct bt_sampler *s, const float *logits, uint32_t token, uint32_t n_top,
@@ -175,12 +191,12 @@ void bt_sampler_logprobs(struct bt_sampler *s, const float *logits, uint32_t tok
     BT_ASSERT(n_top <= BT_LOGPROBS_MAX && token < s->vocab);
     memset(out, 0, sizeof(*out));
     copy_logits(s, logits);
-    double log_sum = raw_logprobs(s, n_top, out);
+    struct softmax m = raw_logprobs(s, n_top, out);
 
-    set_chosen(out, token, logits[token], log_sum);
+    set_chosen(s, out, token, logits[token], m);
 }
 
-/* Notes a token of the history; collects distinct ones in s->ids. */
+/* Notes a token of a history; collects distinct ones in s->ids. */
 static uint32_t note(struct bt_sampler *s, uint32_t token, uint32_t occurrences,
                      uint32_t n_distinct)
 {
@@ -193,32 +209,53 @@ static uint32_t note(struct bt_sampler *s, uint32_t token, uint32_t occurrences,
     return n_distinct;
 }
 
-static void apply_penalties(struct bt_sampler *s, const struct bt_sampler_in *in)
+/* Counts a history; returns how many distinct tokens it has, which are in s->ids. */
+static uint32_t count_history(struct bt_sampler *s, const uint32_t *tokens, uint32_t n_tokens,
+                              uint32_t n_prompt)
 {
-    const struct bt_sampling *p = in->params;
     uint32_t n = 0;
 
-    if (p->repetition_penalty == 1.0F && p->presence_penalty == 0.0F &&
-        p->frequency_penalty == 0.0F) {
-        return;
-    }
     if (++s->now == 0) { /* the stamps of 2^32 calls ago would look new */
         memset(s->stamps, 0, s->vocab * sizeof(*s->stamps));
         s->now = 1;
     }
-    for (uint32_t i = 0; i < in->n_tokens; i++) {
-        n = note(s, in->tokens[i], i >= in->n_prompt, n);
+    for (uint32_t i = 0; i < n_tokens; i++) {
+        n = note(s, tokens[i], i >= n_prompt, n);
     }
+    return n;
+}
+
+bool bt_sampler_penalises(const struct bt_sampling *p)
+{
+    return p->repetition_penalty != 1.0F || p->presence_penalty != 0.0F ||
+           p->frequency_penalty != 0.0F;
+}
+
+uint32_t bt_sampler_seen(struct bt_sampler *s, const uint32_t *tokens, uint32_t n_tokens,
+                         uint32_t n_prompt, struct bt_k_seen *out, uint32_t n_max)
+{
+    uint32_t n = count_history(s, tokens, n_tokens, n_prompt);
+
+    for (uint32_t i = 0; i < n && i < n_max; i++) {
+        out[i] = (struct bt_k_seen){.token = s->ids[i], .count = s->counts[s->ids[i]]};
+    }
+    return n;
+}
+
+static void apply_penalties(struct bt_sampler *s, const struct bt_sampler_in *in)
+{
+    const struct bt_sampling *p = in->params;
+
+    if (!bt_sampler_penalises(p)) {
+        return;
+    }
+    uint32_t n = count_history(s, in->tokens, in->n_tokens, in->n_prompt);
+
     for (uint32_t i = 0; i < n; i++) {
         uint32_t t = s->ids[i];
-        float l = s->logits[t];
 
-        l = l > 0.0F ? l / p->repetition_penalty : l * p->repetition_penalty;
-        if (s->counts[t] > 0) {
-            l -= p->presence_penalty;
-            l -= p->frequency_penalty * (float)s->counts[t];
-        }
-        s->logits[t] = l;
+        s->logits[t] = bt_sample_penalised(s->logits[t], s->counts[t], p->repetition_penalty,
+                                           p->presence_penalty, p->frequency_penalty);
     }
 }
 
@@ -228,7 +265,9 @@ static void apply_params(struct bt_sampler *s, const struct bt_sampler_in *in)
 
     for (uint32_t i = 0; i < p->n_bias; i++) {
         if (p->bias[i].token < s->vocab) {
-            s->logits[p->bias[i].token] += p->bias[i].bias;
+            float *l = &s->logits[p->bias[i].token];
+
+            *l = bt_sample_clean(*l + p->bias[i].bias);
         }
     }
     apply_penalties(s, in);
@@ -247,145 +286,141 @@ static void apply_params(struct bt_sampler *s, const struct bt_sampler_in *in)
     }
 }
 
-/* Draws from n weights: position i with probability weights[i] / total. Summed and walked in the
- * order given. */
-static uint32_t draw(const double *weights, uint32_t n, double u)
+/* Draws one of n ids, given in ascending order (NULL: 0 … n - 1); those that weigh less than `least`
+ * are not there. Returns BT_NONE if nothing weighs anything. */
+#define BT_NONE UINT32_MAX
+static uint32_t draw(const struct bt_sampler *s, const uint32_t *ids, uint32_t n, uint64_t least,
+                     uint64_t random)
 {
-    double total = 0.0, cum = 0.0;
-    uint32_t last = 0;
+    uint64_t total = 0, cum = 0;
 
     for (uint32_t i = 0; i < n; i++) {
-        total += weights[i];
+        uint64_t w = s->weights[ids != NULL ? ids[i] : i];
+
+        total += w >= least ? w : 0;
     }
-    for (uint32_t i = 0; i < n; i++) {
-        cum += weights[i];
-        if (weights[i] > 0.0) {
-            if (cum > u * total) {
-                return i;
-            }
-            last = i;
+    if (total == 0) {
+        return BT_NONE;
+    }
+    uint64_t target = bt_sample_target(random, total);
+
+    for (uint32_t i = 0;; i++) {
+        uint32_t id = ids != NULL ? ids[i] : i;
+        uint64_t w = s->weights[id];
+
+        cum += w >= least ? w : 0;
+        if (cum > target) {
+            return id;
         }
     }
-    return last;
 }
 
-/* How many of n candidates in descending order stay: top-p of total, then min-p; at least one. */
-static uint32_t cut(const double *weights, uint32_t n, double total, float top_p, float min_p)
+/* Brings n distinct ids into ascending order. */
+static void by_id(struct bt_sampler *s, uint32_t *ids, uint32_t n)
 {
-    double cum = 0.0;
-    uint32_t kept = 0;
+    uint32_t at = 0;
 
-    while (kept < n &&
-           (kept == 0 || (cum < (double)top_p * total && weights[kept] >= (double)min_p))) {
-        cum += weights[kept++];
+    for (uint32_t i = 0; i < n; i++) {
+        s->marks[ids[i] / 64] |= UINT64_C(1) << ids[i] % 64;
     }
-    return kept;
+    for (uint32_t word = 0; at < n; word++) {
+        for (; s->marks[word] != 0; s->marks[word] &= s->marks[word] - 1) {
+            ids[at++] = word * 64 + (uint32_t)__builtin_ctzll(s->marks[word]);
+        }
+    }
 }
 
-static uint32_t sample_top_k(struct bt_sampler *s, const struct bt_sampling *p, double u)
+/* Leaves the ids that top-k and then top-p keep, ascending, in the first places of s->ids; returns how many. *best: that of the
+ * largest logit. */
+static uint32_t keep_top_k(struct bt_sampler *s, const struct bt_sampling *p,
+                           double inv_temperature, uint32_t *best)
 {
-    double total = 0.0;
+    uint64_t total = 0, before = 0;
+    uint32_t n = 0;
 
     select_top(s->logits, s->vocab, p->top_k, s->ids);
-    double max = s->logits[s->ids[0]];
-
+    *best = s->ids[0];
     for (uint32_t i = 0; i < p->top_k; i++) {
-        s->weights[i] = exact_exp((s->logits[s->ids[i]] - max) / (double)p->temperature);
-        total += s->weights[i];
-    }
-    uint32_t n = cut(s->weights, p->top_k, p->top_p < 1.0F ? total : INFINITY, p->top_p, p->min_p);
+        uint32_t id = s->ids[i];
 
-    return s->ids[draw(s->weights, n, u)];
+        s->weights[id] =
+            bt_sample_weight(s->logits[id], s->logits[*best], inv_temperature, s->point);
+        total += s->weights[id];
+    }
+    uint64_t share = bt_sample_share(p->top_p, total);
+
+    while (n < p->top_k && (p->top_p >= 1.0F || before < share)) {
+        before += s->weights[s->ids[n++]];
+    }
+    by_id(s, s->ids, n);
+    return n;
 }
 
-/* Weights by id; returns their sum. */
-static double weigh_all(struct bt_sampler *s, const struct bt_sampling *p)
+/* Pops the heap until the mass is reached: the candidates, in ascending order of ids, end up behind the ids [0, first). */
+static uint32_t keep_top_p(struct bt_sampler *s, uint64_t share)
 {
-    double max = s->logits[argmax(s->logits, s->vocab)];
-    double total = 0.0;
+    uint64_t before = 0;
+    uint32_t first = s->vocab;
 
     for (uint32_t i = 0; i < s->vocab; i++) {
-        s->weights[i] = exact_exp((s->logits[i] - max) / (double)p->temperature);
-    }
-    for (uint32_t i = 0; i < s->vocab; i++) {
-        total += s->weights[i];
-    }
-    return total;
-}
-
-/* Pops the heap until the mass is reached: the candidates end up, in descending order, at the end
- * of s->ids from the back. */
-static uint32_t sample_top_p(struct bt_sampler *s, const struct bt_sampling *p, double u)
-{
-    double total = weigh_all(s, p);
-    double cum = 0.0, kept = 0.0;
-    uint32_t n = s->vocab, first = s->vocab;
-
-    for (uint32_t i = 0; i < n; i++) {
         s->ids[i] = i;
     }
-    heapify(s->logits, s->ids, n, true);
-    while (n > 0 && (n == s->vocab || cum < (double)p->top_p * total)) {
+    heapify(s->logits, s->ids, s->vocab, true);
+    while (first > 0 && before < share) {
         uint32_t best = s->ids[0];
 
-        if (n < s->vocab && s->weights[best] < (double)p->min_p) {
-            break;
-        }
-        n--;
-        s->ids[0] = s->ids[n];
-        s->ids[n] = best;
-        sift_down(s->logits, s->ids, n, 0, true);
-        cum += s->weights[best];
-        first = n;
+        first--;
+        s->ids[0] = s->ids[first];
+        s->ids[first] = best;
+        sift_down(s->logits, s->ids, first, 0, true);
+        before += s->weights[best];
     }
-    for (uint32_t i = s->vocab; i-- > first;) {
-        kept += s->weights[s->ids[i]];
-        if (kept > u * cum) {
-            return s->ids[i];
-        }
-    }
-    return s->ids[first];
+    by_id(s, s->ids + first, s->vocab - first);
+    return first;
 }
 
-static uint32_t sample_plain(struct bt_sampler *s, const struct bt_sampling *p, double u)
+static uint32_t sample(struct bt_sampler *s, const struct bt_sampling *p, uint64_t random)
 {
-    (void)weigh_all(s, p);
-    for (uint32_t i = 0; p->min_p > 0.0F && i < s->vocab; i++) {
-        if (s->weights[i] < (double)p->min_p) {
-            s->weights[i] = 0.0;
+    double inv_temperature = 1.0 / (double)p->temperature;
+    uint64_t least = bt_sample_share(p->min_p, UINT64_C(1) << s->point);
+    uint32_t best, token;
+
+    if (p->top_k > 0 && p->top_k < s->vocab) {
+        uint32_t n = keep_top_k(s, p, inv_temperature, &best);
+
+        token = draw(s, s->ids, n, least, random);
+    } else {
+        best = argmax(s->logits, s->vocab);
+        uint64_t total = weigh_all(s, s->logits[best], inv_temperature);
+
+        if (p->top_p < 1.0F) {
+            uint32_t first = keep_top_p(s, bt_sample_share(p->top_p, total));
+
+            token = draw(s, s->ids + first, s->vocab - first, least, random);
+        } else {
+            token = draw(s, NULL, s->vocab, least, random);
         }
     }
-    return draw(s->weights, s->vocab, u);
+    return token != BT_NONE ? token : best;
 }
 
 void bt_sampler_sample(struct bt_sampler *s, const struct bt_sampler_in *in, struct bt_sampled *out)
 {
     const struct bt_sampling *p = in->params;
-    uint32_t token;
-    double log_sum = 0.0;
+    struct softmax m = {0};
 
     BT_ASSERT(in->n_prompt <= in->n_tokens && p->n_top <= BT_LOGPROBS_MAX);
     memset(out, 0, sizeof(*out));
     copy_logits(s, in->logits);
     if (p->logprobs) {
-        log_sum = raw_logprobs(s, p->n_top, out);
+        m = raw_logprobs(s, p->n_top, out);
     }
     apply_params(s, in);
-    if (p->temperature == 0.0F) {
-        token = argmax(s->logits, s->vocab);
-    } else {
-        double u = bt_philox_uniform(p->seed, p->choice, in->n_tokens - in->n_prompt);
-
-        if (p->top_k > 0 && p->top_k < s->vocab) {
-            token = sample_top_k(s, p, u);
-        } else if (p->top_p < 1.0F) {
-            token = sample_top_p(s, p, u);
-        } else {
-            token = sample_plain(s, p, u);
-        }
-    }
-    out->token = token;
+    out->token =
+        p->temperature == 0.0F
+            ? argmax(s->logits, s->vocab)
+            : sample(s, p, bt_philox_bits(p->seed, p->choice, in->n_tokens - in->n_prompt));
     if (p->logprobs) {
-        set_chosen(out, token, in->logits[token], log_sum);
+        set_chosen(s, out, out->token, in->logits[out->token], m);
     }
 }

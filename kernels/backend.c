@@ -3,6 +3,7 @@
 #include "kernels/backend.h"
 
 #include "base/assert.h"
+#include "base/mem.h"
 #include "kernels/backend_int.h"
 
 const char *const bt_k_isas[] = {"auto",        "plain",       "avx2", "avx512",
@@ -46,6 +47,28 @@ void bt_k_write(struct bt_kctx *k, void *dev, const void *host, size_t bytes)
 void bt_k_read(struct bt_kctx *k, void *host, const void *dev, size_t bytes)
 {
     k->ops->read(k, host, dev, bytes);
+}
+
+void *bt_k_host_alloc(struct bt_kctx *k, size_t bytes)
+{
+    return k->ops->host_alloc != NULL ? k->ops->host_alloc(k, bytes) : bt_alloc_aligned(64, bytes);
+}
+
+void bt_k_host_free(struct bt_kctx *k, void *p, size_t bytes)
+{
+    if (p == NULL) {
+        return;
+    }
+    if (k->ops->host_free != NULL) {
+        k->ops->host_free(k, p, bytes);
+    } else {
+        bt_free(p);
+    }
+}
+
+void bt_k_fetch(struct bt_kctx *k, void *host, const void *dev, size_t bytes)
+{
+    (k->ops->fetch != NULL ? k->ops->fetch : k->ops->read)(k, host, dev, bytes);
 }
 
 void bt_k_copy(struct bt_kctx *k, void *dev, const void *from, size_t bytes)
@@ -242,4 +265,20 @@ void bt_k_moe_ffn(struct bt_kctx *k, float *out, const float *x, const float *lo
                   const struct bt_k_moe *moe, uint32_t n_rows)
 {
     k->ops->moe_ffn(k, out, x, logits, moe, n_rows);
+}
+
+enum bt_status bt_k_sample_reserve(struct bt_kctx *k, uint32_t n_rows, uint32_t vocab)
+{
+    return k->ops->sample_reserve != NULL ? k->ops->sample_reserve(k, n_rows, vocab)
+                                          : BT_ERR_UNSUPPORTED;
+}
+
+void bt_k_sample(struct bt_kctx *k, float *logits, const struct bt_k_draw *draws, uint32_t n)
+{
+    k->ops->sample(k, logits, draws, n);
+}
+
+const struct bt_sampled *bt_k_sampled(const struct bt_kctx *k)
+{
+    return k->ops->sampled(k);
 }

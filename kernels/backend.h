@@ -61,6 +61,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "base/dtype.h"
+#include "base/sampling.h"
 #include "base/status.h"
 
 #ifdef __cplusplus
@@ -159,6 +160,11 @@ void bt_k_free(struct bt_kctx *k, void *dev, size_t bytes);
 void bt_k_write(struct bt_kctx *k, void *dev, const void *host, size_t bytes);
 void bt_k_read(struct bt_kctx *k, void *host, const void *dev,
                size_t bytes); /* after all earlier calls */
+/* Host memory that the device writes by itself, 64-byte aligned, not zeroed. NULL: out of memory. Freed with the same byte count. */
+void *bt_k_host_alloc(struct bt_kctx *k, size_t bytes) BT_NODISCARD;
+void bt_k_host_free(struct bt_kctx *k, void *p, size_t bytes);
+/* As bt_k_read into memory of bt_k_host_alloc, but done when bt_k_sync has returned. */
+void bt_k_fetch(struct bt_kctx *k, void *host, const void *dev, size_t bytes);
 /* From device memory to device memory, after all earlier calls; the ranges do not overlap. */
 void bt_k_copy(struct bt_kctx *k, void *dev, const void *from, size_t bytes);
 void *bt_k_host(struct bt_kctx *k, void *dev); /* the host address of device memory, or NULL */
@@ -285,6 +291,40 @@ enum bt_status bt_k_moe_reserve(struct bt_kctx *k, const struct bt_k_moe *moe,
                                 uint32_t n_rows) BT_NODISCARD;
 void bt_k_moe_ffn(struct bt_kctx *k, float *out, const float *x, const float *logits,
                   const struct bt_k_moe *moe, uint32_t n_rows);
+
+/* Sampling on the device, so that logits stay there: of rows of logits, the token and log-probabilities that engine/sampler.h
+ * defines, to the bit. What a device does not do is the host's, row by row: penalties over more than BT_K_SEEN_MAX distinct
+ * tokens. Everything else of struct bt_sampling is done there. */
+#define BT_K_SEEN_MAX 8192U
+#define BT_K_EOS_MAX  16U
+/* A token of prompt or answer, and how often it is in the answer. */
+struct bt_k_seen {
+    uint32_t token, count;
+};
+struct bt_k_draw {
+    uint32_t row; /* of the logits */
+    /* If given, log-probabilities of `token` and params->n_top of the most likely ones are wanted, whatever else params say; else
+     * a token is drawn. */
+    bool given;
+    uint32_t token;
+    const struct bt_sampling *params; /* the tokens of bias: < vocab */
+    uint64_t random;                  /* 53 bits */
+    const struct bt_k_seen
+        *seen; /* [n_seen] distinct tokens, at most BT_K_SEEN_MAX; penalties apply to them */
+    uint32_t n_seen;
+    bool masked;         /* EOS (unless ignore_eos) and stop ids are */
+    const uint32_t *eos; /* [n_eos], at most BT_K_EOS_MAX */
+    uint32_t n_eos;
+};
+/* Makes room for calls of up to n_rows draws over a vocabulary, so that they need no memory; called once.
+ * BT_ERR_UNSUPPORTED: this backend does not sample, or not so much: the host does. BT_ERR_NOMEM. */
+enum bt_status bt_k_sample_reserve(struct bt_kctx *k, uint32_t n_rows, uint32_t vocab) BT_NODISCARD;
+/* n >= 1 draws, each of another row of logits (device [.., vocab]), which are changed. Not within a step; the call before has been
+ * waited for (bt_k_sync). All but logits is read before it returns. */
+void bt_k_sample(struct bt_kctx *k, float *logits, const struct bt_k_draw *draws, uint32_t n);
+/* What came of the last call, [n], once bt_k_sync has returned; host, owned by the context. Without params->logprobs, and not
+ * given: the token alone. */
+const struct bt_sampled *bt_k_sampled(const struct bt_kctx *k);
 
 #ifdef __cplusplus
 }

@@ -13,6 +13,10 @@ struct bt_backend_ops {
     void (*write)(struct bt_kctx *k, void *dev, const void *host, size_t bytes);
     void (*copy)(struct bt_kctx *k, void *dev, const void *from, size_t bytes);
     void (*read)(struct bt_kctx *k, void *host, const void *dev, size_t bytes);
+    /* All NULL: memory of the heap, and read. */
+    void *(*host_alloc)(struct bt_kctx *k, size_t bytes);
+    void (*host_free)(struct bt_kctx *k, void *p, size_t bytes);
+    void (*fetch)(struct bt_kctx *k, void *host, const void *dev, size_t bytes);
     void *(*host)(struct bt_kctx *k, void *dev);
     enum bt_status (*sync)(struct bt_kctx *k);
     /* Both NULL: calls are done when they return. */
@@ -65,6 +69,10 @@ struct bt_backend_ops {
     enum bt_status (*moe_reserve)(struct bt_kctx *k, const struct bt_k_moe *moe, uint32_t n_rows);
     void (*moe_ffn)(struct bt_kctx *k, float *out, const float *x, const float *logits,
                     const struct bt_k_moe *moe, uint32_t n_rows);
+    /* All NULL: no sampling here. */
+    enum bt_status (*sample_reserve)(struct bt_kctx *k, uint32_t n_rows, uint32_t vocab);
+    void (*sample)(struct bt_kctx *k, float *logits, const struct bt_k_draw *draws, uint32_t n);
+    const struct bt_sampled *(*sampled)(const struct bt_kctx *k);
 };
 
 struct bt_kctx {

@@ -266,7 +266,7 @@ struct drive_run *drive_make(const struct bt_model_info *info, uint32_t n_prompt
     CHECK(r != NULL && n_prompt + max_tokens <= DRIVE_TOKENS_MAX);
     r->n_prompt = n_prompt;
     for (uint32_t i = 0; i < n_prompt; i++) {
-        r->prompt[i] = (uint32_t)(bt_philox_uniform(seed, 77, i) * info->vocab);
+        r->prompt[i] = (uint32_t)((double)bt_philox_bits(seed, 77, i) * 0x1p-53 * info->vocab);
     }
     r->sampling = (struct bt_sampling){.temperature = seed % 3 == 0 ? 0.0F : 0.8F,
                                        .top_p = seed % 4 == 1 ? 0.9F : 1.0F,

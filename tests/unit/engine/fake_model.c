@@ -67,6 +67,48 @@ void bt_k_free(struct bt_kctx *k, void *dev, size_t bytes)
     bt_free(dev);
 }
 
+void *bt_k_host_alloc(struct bt_kctx *k, size_t bytes)
+{
+    (void)k;
+    return bt_alloc_aligned(64, bytes);
+}
+
+void bt_k_host_free(struct bt_kctx *k, void *p, size_t bytes)
+{
+    (void)k;
+    (void)bytes;
+    bt_free(p);
+}
+
+void bt_k_fetch(struct bt_kctx *k, void *host, const void *dev, size_t bytes)
+{
+    (void)k;
+    memcpy(host, dev, bytes);
+}
+
+enum bt_status bt_k_sample_reserve(struct bt_kctx *k, uint32_t n_rows, uint32_t vocab)
+{
+    (void)k;
+    (void)n_rows;
+    (void)vocab;
+    return BT_ERR_UNSUPPORTED;
+}
+
+void bt_k_sample(struct bt_kctx *k, float *logits, const struct bt_k_draw *draws, uint32_t n)
+{
+    (void)k;
+    (void)logits;
+    (void)draws;
+    (void)n;
+    abort();
+}
+
+const struct bt_sampled *bt_k_sampled(const struct bt_kctx *k)
+{
+    (void)k;
+    abort();
+}
+
 void bt_k_copy(struct bt_kctx *k, void *dev, const void *from, size_t bytes)
 {
     (void)k;

@@ -14,7 +14,7 @@ static uint32_t rnd(uint32_t n)
 {
     static uint32_t i;
 
-    return (uint32_t)(bt_philox_uniform(4711, 0, i++) * n);
+    return (uint32_t)((double)bt_philox_bits(4711, 0, i++) * 0x1p-53 * n);
 }
 
 static void test_create_out_of_memory(void)

@@ -5,7 +5,7 @@
 
 #include <stdlib.h>
 #include "base/mem.h"
-#include "engine/exact_math_int.h"
+#include "base/sample_math.h"
 #include "engine/philox.h"
 #include "tests/check.h"
 
@@ -163,9 +163,9 @@ static void test_philox_known_answers(void)
         bt_philox4x32(kat[i].counter, kat[i].key, out);
         CHECK(memcmp(out, kat[i].want, sizeof(out)) == 0);
     }
-    CHECK(bt_philox_uniform(1, 0, 0) != bt_philox_uniform(1, 1, 0));
-    CHECK(bt_philox_uniform(1, 0, 0) != bt_philox_uniform(1, 0, 1));
-    CHECK(bt_philox_uniform(1, 0, 0) != bt_philox_uniform(UINT64_C(1) << 32 | 1, 0, 0));
+    CHECK(bt_philox_bits(1, 0, 0) != bt_philox_bits(1, 1, 0));
+    CHECK(bt_philox_bits(1, 0, 0) != bt_philox_bits(1, 0, 1));
+    CHECK(bt_philox_bits(1, 0, 0) != bt_philox_bits(UINT64_C(1) << 32 | 1, 0, 0));
 }
 
 static void test_exact_math(void)
@@ -173,13 +173,44 @@ static void test_exact_math(void)
     for (int i = 0; i < 100000; i++) {
         double x = -700.0 * i / 100000.0, y = 1.0 + i * 3.7;
 
-        CHECK(fabs(exact_exp(x) - exp(x)) <= 4e-16 * exp(x));
-        CHECK(fabs(exact_log(y) - log(y)) <= 4e-16 * fmax(log(y), 0.1));
+        CHECK(fabs(bt_exact_exp(x) - exp(x)) <= 4e-16 * exp(x));
+        CHECK(fabs(bt_exact_log(y) - log(y)) <= 4e-16 * fmax(log(y), 0.1));
     }
-    CHECK(exact_exp(0.0) == 1.0);
-    CHECK(exact_log(1.0) == 0.0);
-    CHECK(exact_exp(-INFINITY) == 0.0 && exact_exp((double)NAN) == 0.0);
-    CHECK_NEAR(exact_log(1e-300), log(1e-300), 1e-12);
+    CHECK(bt_exact_exp(0.0) == 1.0);
+    CHECK(bt_exact_log(1.0) == 0.0);
+    CHECK(bt_exact_exp(-INFINITY) == 0.0 && bt_exact_exp((double)NAN) == 0.0);
+    CHECK_NEAR(bt_exact_log(1e-300), log(1e-300), 1e-12);
+}
+
+static void test_units(void)
+{
+    const uint64_t all53 = (UINT64_C(1) << 53) - 1;
+
+    CHECK_EQ(bt_sample_point(1), 46);
+    CHECK_EQ(bt_sample_point(1U << 17), 46);
+    CHECK_EQ(bt_sample_point((1U << 17) + 1), 45);
+    CHECK_EQ(bt_sample_point(1U << 23), 40);
+    CHECK_EQ(bt_sample_point(UINT32_MAX), 31);
+    CHECK(bt_sample_weight(3.0F, 3.0F, 0.5, 46) == UINT64_C(1) << 46);
+    CHECK(bt_sample_weight(-0.0F, 0.0F, 1e30, 46) == UINT64_C(1) << 46);
+    CHECK(bt_sample_weight(2.0F, 3.0F, 1.0, 30) == 395007542); /* 2^30 / e = 395007542.3 */
+    CHECK(bt_sample_weight(-40.0F, 0.0F, 1.0, 46) == 0);
+    CHECK(bt_sample_weight(-INFINITY, -INFINITY, 1.0, 46) == 0);
+    CHECK(bt_sample_weight(INFINITY, INFINITY, 1.0, 46) == 0);
+    CHECK(bt_sample_weight(1.0F, INFINITY, 1.0, 46) == 0);
+    CHECK(bt_sample_share(0.5F, 9) == 5 && bt_sample_share(0.5F, 10) == 5);
+    CHECK(bt_sample_share(1.0F, UINT64_C(1) << 63) == UINT64_C(1) << 63);
+    CHECK(bt_sample_share(1e-30F, 1) == 1 && bt_sample_share(0.5F, 0) == 0);
+    CHECK(bt_sample_target(0, 1) == 0 && bt_sample_target(all53, 1) == 0);
+    CHECK(bt_sample_target(UINT64_C(1) << 52, 1000) == 500);
+    for (uint32_t i = 0; i < 20000; i++) {
+        uint64_t r = bt_philox_bits(1, 2, i), n = (bt_philox_bits(1, 3, i) << 10) + i + 1;
+
+        n >>= i % 60;
+        n += n == 0;
+        CHECK(bt_sample_target(r, n) == (uint64_t)((unsigned __int128)r * n >> 53));
+        CHECK(bt_sample_target(all53, n) < n);
+    }
 }
 
 static void test_greedy(void)
@@ -349,7 +380,7 @@ static void test_determinism(void)
         hash = (hash ^ a.token ^ (uint64_t)bits << 20) * UINT64_C(0x9E3779B97F4A7C15);
     }
     /* The same on every machine, compiler and build type. */
-    CHECK(hash == UINT64_C(0xd6ea0820207bcf93));
+    CHECK(hash == UINT64_C(0xaa840f32c95d85af));
     bt_sampler_destroy(other);
 }
 
@@ -419,6 +450,7 @@ int main(void)
     CHECK_EQ(bt_sampler_create(VOCAB, &sampler), BT_OK);
     test_philox_known_answers();
     test_exact_math();
+    test_units();
     test_greedy();
     test_bias_and_masks();
     test_penalties();
