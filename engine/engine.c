@@ -114,16 +114,17 @@ static enum bt_status create_buffers(struct bt_engine *e, struct bt_err *err)
     e->spans = bt_calloc(e->opts.max_seqs, sizeof(*e->spans));
     e->tokens = bt_calloc(e->rows_max, sizeof(*e->tokens));
     e->out_rows = bt_calloc(e->out_max, sizeof(*e->out_rows));
+    e->draws = bt_calloc(e->out_max, sizeof(*e->draws));
+    e->draw_of = bt_calloc(e->out_max, sizeof(*e->draw_of));
     if (bt_mul_size((size_t)e->out_max * sizeof(float), vocab, &n_logits)) {
-        e->logits = bt_alloc_aligned(64, n_logits);
+        e->logits = bt_k_host_alloc(e->k, n_logits);
     }
+    st = st == BT_OK ? draw_init(e) : st;
     if (st != BT_OK || e->seqs == NULL || e->spans == NULL || e->tokens == NULL ||
-        e->out_rows == NULL || e->logits == NULL) {
+        e->out_rows == NULL || e->draws == NULL || e->draw_of == NULL || e->logits == NULL) {
         return bt_err_set(err, BT_ERR_NOMEM, "no memory for the buffers of a step");
     }
-    st = bt_slab_init(&e->seq_tokens, "sequences",
-                      e->info->context * sizeof(uint32_t) +
-                          BT_LOGIT_BIAS_MAX * sizeof(struct bt_logit_bias),
+    st = bt_slab_init(&e->seq_tokens, "sequences", draw_seen_at(e) + draw_seen_bytes(e),
                       e->opts.max_seqs);
     if (st != BT_OK) {
         return bt_err_set(err, st, "no address space for %" PRIu32 " sequences", e->opts.max_seqs);
@@ -221,6 +222,9 @@ void bt_engine_destroy(struct bt_engine *e)
         seq_free(e, i);
     }
     bt_slab_fini(&e->seq_tokens);
+    if (e->logits != NULL) {
+        bt_k_host_free(e->k, e->logits, (size_t)e->out_max * e->info->vocab * sizeof(float));
+    }
     bt_model_ws_destroy(e->ws);
     bt_sampler_destroy(e->sampler);
     bt_batch_destroy(e->batch);
@@ -231,7 +235,8 @@ void bt_engine_destroy(struct bt_engine *e)
     bt_free(e->spans);
     bt_free(e->tokens);
     bt_free(e->out_rows);
-    bt_free(e->logits);
+    bt_free(e->draws);
+    bt_free(e->draw_of);
     bt_free(e);
 }
 

@@ -46,6 +46,10 @@ struct bt_engine_opts {
     /* Keep full pages of sequences that are over, while there is room, and let later ones with the
      * same first tokens use them. The same bits come out. */
     bool prefix_cache;
+    /* Sample on the host even where the backend could (kernels/backend.h), and how many distinct tokens of a penalised history are
+     * the device's at most (0: BT_K_SEEN_MAX). For tests: the answers are the same. */
+    bool host_sampling;
+    uint32_t device_seen_max;
     void (*load_progress)(void *arg, double fraction);
     void *load_arg;
 };

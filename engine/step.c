@@ -101,19 +101,20 @@ static bool on_layer_done(void *arg, uint32_t layer)
 }
 
 /* The pass is in the device's stream to its end. */
-static void on_queued(void *arg)
+static void on_queued(void *arg, float *logits)
 {
     struct bt_engine *e = arg;
 
+    if (e->device_sampling) {
+        draw_queue(e, logits);
+    }
     while (e->n_told < e->n_marked) {
         tell_layer(e);
     }
 }
 
-/* Prompt positions [first, end) of an echoed span whose logits tell about the prompt token that
- * follows. */
-static void echo_range(const struct bt_engine *e, const struct bt_batch_span *sp, uint32_t *first,
-                       uint32_t *end)
+void echo_range(const struct bt_engine *e, const struct bt_batch_span *sp, uint32_t *first,
+                uint32_t *end)
 {
     const struct seq *s = &e->seqs[sp->slot];
 
@@ -128,7 +129,7 @@ static void fill_batch(struct bt_engine *e, struct bt_model_batch *mb)
                                   .n_spans = e->plan.n_spans,
                                   .spans = e->spans,
                                   .out_rows = e->out_rows,
-                                  .logits = e->logits,
+                                  .logits = e->device_sampling ? NULL : e->logits,
                                   .layer_done = on_layer_done,
                                   .queued = on_queued,
                                   .arg = e};
@@ -161,9 +162,9 @@ static void fill_batch(struct bt_engine *e, struct bt_model_batch *mb)
     }
 }
 
-static void sample_next(struct bt_engine *e, uint32_t slot, const float *logits)
+static void sample_on_host(struct bt_engine *e, const struct seq *s, const float *logits,
+                           struct bt_sampled *out)
 {
-    struct seq *s = &e->seqs[slot];
     const struct bt_sampler_in in = {.params = &s->sampling,
                                      .logits = logits,
                                      .tokens = s->tokens,
@@ -171,11 +172,23 @@ static void sample_next(struct bt_engine *e, uint32_t slot, const float *logits)
                                      .n_prompt = s->n_prompt,
                                      .eos = e->info->eos,
                                      .n_eos = e->info->n_eos};
+
+    bt_sampler_sample(e->sampler, &in, out);
+}
+
+static void deliver_next(struct bt_engine *e, uint32_t slot, uint32_t row)
+{
+    struct seq *s = &e->seqs[slot];
+    const struct bt_sampled *there = draw_result(e, row);
     struct bt_engine_token t = {.seq = bt_batch_seq(e->batch, slot)->id,
                                 .index = s->n_tokens - s->n_prompt,
                                 .has_logprobs = s->sampling.logprobs};
 
-    bt_sampler_sample(e->sampler, &in, &t.sampled);
+    if (there != NULL) {
+        t.sampled = *there;
+    } else {
+        sample_on_host(e, s, e->logits + (size_t)row * e->info->vocab, &t.sampled);
+    }
     t.finish = seq_finish(e, s, t.sampled.token, t.index);
     s->tokens[s->n_tokens++] = t.sampled.token;
     bt_batch_sampled(e->batch, slot, t.finish != BT_FINISH_NONE);
@@ -184,31 +197,41 @@ static void sample_next(struct bt_engine *e, uint32_t slot, const float *logits)
     }
 }
 
-/* Samples and reports, in the order of the spans. */
+static void deliver_echo(struct bt_engine *e, uint32_t slot, uint32_t pos, uint32_t row)
+{
+    const struct seq *s = &e->seqs[slot];
+    const struct bt_sampled *there = draw_result(e, row);
+    struct bt_sampled lp;
+
+    if (there == NULL) {
+        bt_sampler_logprobs(e->sampler, e->logits + (size_t)row * e->info->vocab, s->tokens[pos],
+                            s->sampling.n_top, &lp);
+        there = &lp;
+    }
+    e->hooks.on_prompt_logprob(e->hooks.arg, bt_batch_seq(e->batch, slot)->id, pos, there);
+}
+
+/* Samples what was not sampled on the device, and reports, in the order of the spans. */
 static void deliver(struct bt_engine *e)
 {
-    const float *logits = e->logits;
+    uint32_t row = 0;
 
     for (uint32_t i = 0; i < e->plan.n_spans; i++) {
         const struct bt_batch_span *sp = &e->plan.spans[i];
         const struct bt_batch_seq *b = bt_batch_seq(e->batch, sp->slot);
-        struct seq *s = &e->seqs[sp->slot];
         uint32_t first, end;
 
         echo_range(e, sp, &first, &end);
-        for (uint32_t p = first; p < end; p++, logits += e->info->vocab) {
-            struct bt_sampled lp;
-
+        for (uint32_t p = first; p < end; p++, row++) {
             if (!b->cancelled && e->hooks.on_prompt_logprob != NULL) {
-                bt_sampler_logprobs(e->sampler, logits, s->tokens[p + 1], s->sampling.n_top, &lp);
-                e->hooks.on_prompt_logprob(e->hooks.arg, b->id, p + 1, &lp);
+                deliver_echo(e, sp->slot, p + 1, row);
             }
         }
         if (sp->last) {
             if (!b->cancelled) {
-                sample_next(e, sp->slot, logits);
+                deliver_next(e, sp->slot, row);
             }
-            logits += e->info->vocab;
+            row++;
         }
     }
 }

@@ -283,9 +283,9 @@ enum bt_status bt_model_forward(struct bt_model *m, struct bt_model_ws *ws,
         }
     }
     if (batch->queued != NULL) {
-        batch->queued(batch->arg);
+        batch->queued(batch->arg, ws->logits);
     }
-    if (batch->n_out > 0) {
+    if (batch->n_out > 0 && batch->logits != NULL) {
         bt_k_read(p.k, batch->logits, ws->logits,
                   (size_t)batch->n_out * m->config.vocab * sizeof(float));
     }

@@ -101,13 +101,14 @@ struct bt_model_batch {
     const struct bt_model_span *spans;
     uint32_t n_out;           /* rows whose logits are wanted */
     const uint32_t *out_rows; /* [n_out] row numbers in the batch */
-    float *logits;            /* host [n_out, vocab], f32 */
+    float *logits;            /* host [n_out, vocab], f32; NULL: they stay on the device */
     /* Called when the calls that store K, V of `layer` for all tokens of the batch are made; they are done when bt_k_wait() says
      * so of a mark made here. Returning false abandons the pass (logits are not written; KV of the tokens is half
      * written and must be recomputed). May be NULL. */
     bool (*layer_done)(void *arg, uint32_t layer);
-    /* Called when all calls of a pass that was not abandoned are made, before they are waited for. May be NULL. */
-    void (*queued)(void *arg);
+    /* Called when all calls of a pass that was not abandoned are made, before they are waited for: those made here are waited
+     * for together with them. logits: device [n_out, vocab], to be read or changed by calls made here. May be NULL. */
+    void (*queued)(void *arg, float *logits);
     bool paced; /* layer_done calls bt_k_mark or bt_k_wait */
     void *arg;
 };

@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "kernels/cuda/cuda_blas_int.h"
+#include "kernels/cuda/cuda_sample_int.h"
 #include "kernels/open.h"
 
 #ifdef BT_CUDA_EMULATED
@@ -48,6 +49,7 @@ static void cuda_destroy(struct bt_kctx *k)
         (void)cuda_ok(c, cudaStreamSynchronize(c->stream), "end");
     }
     cuda_blas_destroy(c, c->blas);
+    cuda_sample_destroy(c, c->sampler);
     cuda_step_fini(c);
     cuda_upload_fini(c);
     (void)cuda_ok(c, cudaFree(c->attn.p), "device memory");
@@ -115,6 +117,34 @@ static void cuda_write(struct bt_kctx *k, void *dev, const void *host, size_t by
 static void cuda_read(struct bt_kctx *k, void *host, const void *dev, size_t bytes)
 {
     copy_now(k, host, dev, bytes, cudaMemcpyDeviceToHost);
+}
+
+static void *host_alloc(struct bt_kctx *k, size_t bytes)
+{
+    void *p = NULL;
+
+    cuda_enter(cuda_of(k));
+    if (cudaMallocHost(&p, bytes > 0 ? bytes : 1) != cudaSuccess) {
+        (void)cudaGetLastError(); /* it would be taken for that of the next call */
+        return NULL;
+    }
+    return p;
+}
+
+static void host_free(struct bt_kctx *k, void *p, size_t bytes)
+{
+    (void)bytes;
+    cuda_enter(cuda_of(k));
+    (void)cuda_ok(cuda_of(k), cudaFreeHost(p), "pinned memory");
+}
+
+static void cuda_fetch(struct bt_kctx *k, void *host, const void *dev, size_t bytes)
+{
+    struct cuda_ctx *c = cuda_of(k);
+
+    BT_ASSERT(c->step.mode == CUDA_STEP_OFF);
+    (void)cuda_begin(c);
+    (void)cuda_ok(c, cudaMemcpyAsync(host, dev, bytes, cudaMemcpyDeviceToHost, c->stream), "copy");
 }
 
 static void cuda_copy(struct bt_kctx *k, void *dev, const void *from, size_t bytes)
@@ -204,6 +234,9 @@ static const struct bt_backend_ops cuda_ops = {
     .write = cuda_write,
     .copy = cuda_copy,
     .read = cuda_read,
+    .host_alloc = host_alloc,
+    .host_free = host_free,
+    .fetch = cuda_fetch,
     .host = cuda_host,
     .sync = cuda_sync,
     .mark = cuda_mark,
@@ -232,6 +265,9 @@ static const struct bt_backend_ops cuda_ops = {
     .gather_rows = cuda_gather_rows,
     .moe_reserve = cuda_moe_reserve,
     .moe_ffn = cuda_moe_ffn,
+    .sample_reserve = cuda_sample_reserve,
+    .sample = cuda_sample,
+    .sampled = cuda_sampled,
 };
 
 /* The device, made this thread's. */

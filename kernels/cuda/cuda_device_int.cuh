@@ -25,6 +25,29 @@ template <class T> __device__ __forceinline__ T *shared_as(size_t byte)
     return reinterpret_cast<T *>(reinterpret_cast<char *>(bt_shared_memory) + byte);
 }
 
+/* Additions of several threads to one word, in any order. */
+static __device__ __forceinline__ void shared_add(shared_ptr<uint32_t> p, uint32_t v)
+{
+    (void)atomicAdd(p, v);
+}
+
+/* The same in global memory; the larger one of *p and v. */
+static __device__ __forceinline__ void global_add(uint64_t *p, uint64_t v)
+{
+    (void)atomicAdd((unsigned long long *)p, (unsigned long long)v);
+}
+
+static __device__ __forceinline__ void global_max(uint64_t *p, uint64_t v)
+{
+    (void)atomicMax((unsigned long long *)p, (unsigned long long)v);
+}
+
+/* Adds one; what was there before. */
+static __device__ __forceinline__ uint32_t global_take(uint32_t *p)
+{
+    return atomicAdd(p, 1U);
+}
+
 /* kernel<<<grid, block, shared>>>(…) into c's stream; grid, block: dim3 or numbers. Errors go to cuda_ok. Kernels of
  * templates: in parentheses. */
 #define BT_LAUNCH(c, kernel, grid, block, shared, ...)                                             \

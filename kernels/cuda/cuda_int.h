@@ -199,6 +199,7 @@ struct cuda_ctx {
     struct cuda_view views[CUDA_EXPERTS_MAX]; /* of one launch */
     enum bt_status fault;                     /* what sync reports */
     struct cuda_blas *blas;                   /* NULL: own kernels alone; see cuda_blas_int.h */
+    struct cuda_sampler *sampler;             /* by sample_reserve; see cuda_sample_int.h */
 };
 
 static inline struct cuda_ctx *cuda_of(struct bt_kctx *k)

@@ -86,6 +86,8 @@ void emu_copy_wait(uint32_t n_left);
 /* An access of the running thread to shared memory. */
 void emu_shared_read(const void *p, size_t bytes);
 void emu_shared_write(const void *p, size_t bytes);
+/* An addition by several threads, in any order: to what was written before the last barrier, and to be read after the next one. */
+void emu_shared_add(uint32_t *p, uint32_t v);
 
 #ifdef __cplusplus
 }

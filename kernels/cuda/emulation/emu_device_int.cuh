@@ -74,6 +74,27 @@ template <class T> static inline shared_ptr<T> shared_as(size_t byte)
     return shared_ptr<T>{(T *)(void *)(emu_self->shared + byte)};
 }
 
+/* Atomic operations: one thread runs at a time. */
+static inline void shared_add(shared_ptr<uint32_t> p, uint32_t v)
+{
+    emu_shared_add(p.at, v);
+}
+
+static inline void global_add(uint64_t *p, uint64_t v)
+{
+    *p += v;
+}
+
+static inline void global_max(uint64_t *p, uint64_t v)
+{
+    *p = v > *p ? v : *p;
+}
+
+static inline uint32_t global_take(uint32_t *p)
+{
+    return (*p)++;
+}
+
 template <class F> static void emu_call(void *f)
 {
     (*(F *)f)();

@@ -45,7 +45,8 @@ struct emu_warp {
 struct emu_granule {
     uint64_t written, read; /* the block's phase; 0: never */
     uint64_t written_syncs, read_syncs;
-    uint32_t writer, reader; /* reader: or EMU_SEVERAL, of one warp if read_warp is one */
+    uint32_t writer,
+        reader; /* or EMU_SEVERAL: who adds; readers, of one warp if read_warp is one */
     uint32_t read_warp;
     uint32_t copier; /* 1 + the thread whose copy into it is in flight; 0: none */
 };

@@ -99,6 +99,24 @@ void emu_shared_write(const void *p, size_t bytes)
     }
 }
 
+void emu_shared_add(uint32_t *p, uint32_t v)
+{
+    size_t n;
+    struct emu_granule *g = granules_of(p, sizeof(*p), &n);
+
+    check_still(g);
+    if (g->written < emu_now->block_phase) {
+        emu_broken(emu_now->running, "adds to shared memory that no thread has written");
+    }
+    if ((g->written == emu_now->phase && g->writer != EMU_SEVERAL) || reads_meet(g)) {
+        emu_broken(emu_now->running,
+                   "adds to what a thread reads or writes before the next barrier");
+    }
+    g->writer = EMU_SEVERAL;
+    g->written = emu_now->phase;
+    *p += v;
+}
+
 void emu_copy_begin(void *to, const uint32_t words[4])
 {
     struct emu_fiber *f = &emu_now->threads[emu_now->running];
