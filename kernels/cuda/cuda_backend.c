@@ -324,6 +324,11 @@ static enum bt_status prepare(struct cuda_ctx *c, struct bt_err *err)
     }
     enum bt_status st =
         cuda_status(cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking), "stream", err);
+#ifndef BT_CUDA_EMULATED
+    if (st == BT_OK) {
+        st = cuda_load_kernels(err);
+    }
+#endif
     for (uint32_t i = 0; i < BT_K_MARKS && st == BT_OK; i++) {
         st = cuda_status(cudaEventCreateWithFlags(&c->marks[i], cudaEventDisableTiming), "event",
                          err);

@@ -48,11 +48,17 @@ static __device__ __forceinline__ uint32_t global_take(uint32_t *p)
     return atomicAdd(p, 1U);
 }
 
+/* Puts a kernel into the program's list of kernels (cuda_int.h), before main. */
+template <auto *KERNEL> struct cuda_listed {
+    static inline const bool is = cuda_list_kernel((const void *)KERNEL);
+};
+
 /* kernel<<<grid, block, shared>>>(…) into c's stream; grid, block: dim3 or numbers. Errors go to cuda_ok. Kernels of
  * templates: in parentheses. */
 #define BT_LAUNCH(c, kernel, grid, block, shared, ...)                                             \
     do {                                                                                           \
         auto *bt_kernel = &kernel;                                                                 \
+        (void)cuda_listed<&kernel>::is;                                                            \
         if (cuda_begin(c) && cuda_allow_shared((c), (const void *)bt_kernel, (shared), #kernel)) { \
             bt_kernel<<<(grid), (block), (shared), (c)->stream>>>(__VA_ARGS__);                    \
             (void)cuda_ok((c), cudaGetLastError(), #kernel);                                       \

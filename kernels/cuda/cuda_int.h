@@ -229,6 +229,11 @@ static inline bool cuda_begin(struct cuda_ctx *c)
 bool cuda_ok(struct cuda_ctx *c, cudaError_t e, const char *what);
 /* The same before there is a context. */
 enum bt_status cuda_status(cudaError_t e, const char *what, struct bt_err *err);
+/* Every kernel that BT_LAUNCH names lists itself. They are loaded when a context is made: CUDA would load each when it is first
+ * launched, and the first requests would wait for that. */
+#define CUDA_KERNELS_MAX 1024U
+bool cuda_list_kernel(const void *kernel);
+enum bt_status cuda_load_kernels(struct bt_err *err) BT_NODISCARD;
 /* A device copy of 1 … CUDA_SEND_MAX host bytes, for kernels put into the stream before three more are sent. */
 void *cuda_send(struct cuda_ctx *c, const void *host, size_t bytes);
 /* The same of host memory that shows something else by the next call; in a step, key and tag say what it is. Tags below 16 are
