@@ -276,7 +276,7 @@ def determinism(c):
     """Products, the other kernels, whole engines: the same bits for any rows, chunks, mates and places of pages."""
     large = [] if c.args.emulated else ["--large"]
     engine = [c.program("test_engine_cuda"), *[os.path.join(GOLDEN, n) for n in ("mistral-swa", "mixtral", "llama-bf16", os.path.join("gguf-q8_0", "model.gguf"))]]
-    run_tests(c, [[c.program("test_cuda_same"), *large], *([] if c.args.emulated else [[c.program("test_cuda_same_rows"), *large], engine])])
+    run_tests(c, [[c.program("test_cuda_same"), *large], *([] if c.args.emulated else [[c.program("test_cuda_same_rows"), *large], [c.program("test_cuda_sample"), *large], engine])])
 
 
 def sanitizer(c):
@@ -285,7 +285,7 @@ def sanitizer(c):
         raise Skipped("the emulated device has AddressSanitizer and its own watch")
     if tool is None:
         raise Skipped("compute-sanitizer is not installed")
-    run_tests(c, [[tool, "--tool", kind, "--error-exitcode", "9", c.program(n)] for kind in ("memcheck", "synccheck", "racecheck") for n in ("test_cuda_rows", "test_cuda_attention")])
+    run_tests(c, [[tool, "--tool", kind, "--error-exitcode", "9", c.program(n)] for kind in ("memcheck", "synccheck", "racecheck") for n in ("test_cuda_rows", "test_cuda_attention", "test_cuda_sample")])
 
 
 def one_answer(c, model, *options):

@@ -230,10 +230,10 @@ static __global__ void __launch_bounds__(THREADS) sums(struct cuda_sample s, uin
     const float max = max_of(what == SUM_RAW ? d->peaks[0] : peak_of(d));
     const double inv_temperature = what == SUM_RAW ? 1.0 : d->inv_temperature;
     const uint64_t least = what == SUM_DRAWN ? d->least : 0;
-    const struct cuda_cut *cut = what == SUM_RAW                            ? NULL
-                                 : what == SUM_DRAWN                        ? last_cut(d)
+    const struct cuda_cut *cut = what == SUM_RAW               ? NULL
+                                 : what == SUM_DRAWN           ? last_cut(d)
                                  : d->cuts[CUDA_CUT_K].on != 0 ? &d->cuts[CUDA_CUT_K]
-                                                                            : NULL;
+                                                               : NULL;
     uint64_t sum = 0;
     for (uint32_t j = 0; j < PER_THREAD; j++) {
         const uint32_t id = blockIdx.x * CUDA_SAMPLE_CHUNK + j * THREADS + threadIdx.x;
@@ -316,8 +316,8 @@ static __global__ void __launch_bounds__(THREADS)
         return;
     }
     const uint32_t key = cut->key;
-    const uint64_t want = which == CUDA_CUT_P && round == 0 ? bt_sample_share(d->top_p, d->kept)
-                                                            : cut->want;
+    const uint64_t want =
+        which == CUDA_CUT_P && round == 0 ? bt_sample_share(d->top_p, d->kept) : cut->want;
     for (uint32_t i = 0; i < BIN_SHARE; i++) {
         sum += *(mine - i);
     }
@@ -471,7 +471,7 @@ static __device__ float raw_logit(const struct cuda_sample &s, const struct cuda
     return at > 0 ? s.before[d->edits_at + n - (uint32_t)at] : row_of(s, d)[token];
 }
 
-static __global__ void __launch_bounds__(THREADS) finish(struct cuda_sample s)
+static __global__ void __launch_bounds__(THREADS, 2) finish(struct cuda_sample s)
 {
     shared_ptr<uint64_t> room = shared_as<uint64_t>(0);
     const uint32_t t = threadIdx.x;
