@@ -219,7 +219,7 @@ class Cluster:
 
 def build(c):
     need = ["baton", "baton-router", "baton-prefilld", "baton-decoded", "bench-engine", "bench-transfer"]
-    tests = ["test_model_golden", "test_model_bf16", "test_cuda_same", "test_cuda_same_rows", "test_engine_cuda"]
+    tests = ["test_model_golden", "test_model_bf16", "test_model_cublas", "test_cuda_same", "test_cuda_same_rows", "test_cuda_sample", "test_engine_cuda"]
     there = [os.path.exists(os.path.join(c.args.build, "bin", n)) for n in need] + [os.path.exists(os.path.join(c.args.build, "tests", n)) for n in tests]
     if all(there):
         c.notes.append(f"{os.path.relpath(c.args.build, ROOT)} was there")
@@ -384,8 +384,10 @@ def peer_rates(c, memory):
     cpus = sorted(os.sched_getaffinity(0))
     options = argparse.Namespace(mib=4 if c.args.emulated else 512, cpus=f"{cpus[0]},{cpus[-1]}", timeout=min(20, c.left()))
     rates = {}
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES")  # --device counts among these
+    visible = seen.split(",")[c.args.device] if seen else str(c.args.device)
     for transport in ("tcp", "shm"):
-        settings = dict(perftest.SEGMENTS if transport == "tcp" else {}, CUDA_VISIBLE_DEVICES=str(c.args.device))
+        settings = dict(perftest.SEGMENTS if transport == "tcp" else {}, CUDA_VISIBLE_DEVICES=visible)
         try:
             rates[transport] = perftest.perftest(options, transport, SHARE, settings, memory)
         except (SystemExit, OSError) as e:

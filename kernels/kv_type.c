@@ -12,6 +12,7 @@ enum bt_dtype bt_k_kv_type(enum bt_dtype choice, const char *numerics)
     if (choice != BT_DTYPE_AUTO) {
         return choice;
     }
-    return strcmp(numerics, "cpu-int8") == 0 || strcmp(numerics, "cpu-bf16") == 0 ? BT_DTYPE_BF16
-                                                                                  : BT_DTYPE_F32;
+    bool bf16 = strcmp(numerics, "cpu-int8") == 0 || strcmp(numerics, "cpu-bf16") == 0 ||
+                strncmp(numerics, "cuda-bf16", 9) == 0;
+    return bf16 ? BT_DTYPE_BF16 : BT_DTYPE_F32;
 }

@@ -13,7 +13,8 @@ extern "C" {
 extern const enum bt_dtype bt_k_kv_types[6];
 
 /* What a choice means in a class (bt_k_numerics): itself, but BT_DTYPE_AUTO is BF16 where attention rounds keys and values to bf16
- * anyway, so that pages of half the size give the same bits (cpu-int8, cpu-bf16), and F32 elsewhere. */
+ * anyway, so that pages of half the size give the same bits (cpu-int8, cpu-bf16), or on tensor cores needs pages of 16 bits
+ * (cuda-bf16), and F32 elsewhere. */
 enum bt_dtype bt_k_kv_type(enum bt_dtype choice, const char *numerics);
 
 #ifdef __cplusplus

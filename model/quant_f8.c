@@ -25,7 +25,7 @@ void bt_quant_f8_bind(struct bt_binder *b, struct bt_quant *q, const char *stem)
 
     (void)snprintf(name, sizeof(name), "%s%s", stem, suffix);
     const struct bt_tensor *s = bt_weights_find(bt_bind_model(b), name);
-    if (s == NULL && !blocks) { /* both names are in use for a single scale */
+    if (s == NULL && !blocks) { /* both names are in use */
         (void)snprintf(name, sizeof(name), "%s%s", stem, inv);
         s = bt_weights_find(bt_bind_model(b), name);
         suffix = s != NULL ? inv : suffix;

@@ -3,6 +3,8 @@
 
 #include "kernels/cuda/cuda_int.h"
 
+#include "base/log.h"
+
 static struct {
     const void *kernel[CUDA_KERNELS_MAX];
     uint32_t n;
@@ -19,6 +21,9 @@ enum bt_status cuda_load_kernels(struct bt_err *err)
 {
     enum bt_status st = BT_OK;
 
+    if (listed.n == 0) {
+        bt_log_warn("kernels", "no kernel is listed: each is loaded when it is first used");
+    }
     for (uint32_t i = 0; i < listed.n && st == BT_OK; i++) {
         struct cudaFuncAttributes a;
 

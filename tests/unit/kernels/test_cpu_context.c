@@ -52,7 +52,8 @@ static void test_kv_types(void)
     CHECK_EQ(bt_k_kv_type(BT_DTYPE_AUTO, "cpu-int8"), BT_DTYPE_BF16);
     CHECK_EQ(bt_k_kv_type(BT_DTYPE_AUTO, "cpu-bf16"), BT_DTYPE_BF16);
     CHECK_EQ(bt_k_kv_type(BT_DTYPE_AUTO, "cpu-f32"), BT_DTYPE_F32);
-    CHECK_EQ(bt_k_kv_type(BT_DTYPE_AUTO, "cuda-bf16-sm90"), BT_DTYPE_F32);
+    CHECK_EQ(bt_k_kv_type(BT_DTYPE_AUTO, "cuda-bf16-sm90"), BT_DTYPE_BF16);
+    CHECK_EQ(bt_k_kv_type(BT_DTYPE_AUTO, "cuda-f32"), BT_DTYPE_F32);
 }
 
 static void test_options(void)
