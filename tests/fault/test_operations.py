@@ -40,7 +40,7 @@ def test_options(manual):
 def strings_of_sources():
     """Every string literal of the programs, adjacent ones joined."""
     text = ""
-    for folder in ("base", "net", "router", "prefilld", "decoded", "node", "transfer", "engine", "sched", "proto"):
+    for folder in ("base", "net", "router", "prefilld", "decoded", "node", "transfer", "engine", "sched", "proto", "kernels/cuda"):
         for name in sorted(os.listdir(os.path.join(ROOT, folder))):
             if name.endswith((".c", ".h")):
                 with open(os.path.join(ROOT, folder, name), encoding="utf-8") as f:
