@@ -219,7 +219,7 @@ static void test_rounding_f8(const struct pk *p)
             for (uint32_t j = 0; j < n; j++) {
                 const uint32_t e = d[j] >> 3 & 15, m = d[j] & 7;
                 const double a = fabs((double)x[j]),
-                             unit = ldexp(1, a < 0x1p-6 ? -9 : ilogb(a) - 3);
+                             unit = ldexp(1, a >= 0x1p-6 && a <= 448 ? ilogb(a) - 3 : -9);
                 const double want = a > 448 ? 448 : rint(a / unit) * unit,
                              got = e == 0 ? m * 0x1p-9 : ldexp(8 + m, (int)e - 10);
                 if (isnan(x[j])) {
