@@ -37,7 +37,7 @@ def test_a_failure_is_loud_and_alone(tmp_path):
     build = tmp_path / "build"
     (build / "tests").mkdir(parents=True)
     (build / "bin").symlink_to(BIN)
-    for name in ("test_model_golden", "test_model_bf16", "test_cuda_same", "test_cuda_same_rows", "test_engine_cuda"):
+    for name in ("test_model_golden", "test_model_bf16", "test_model_cublas", "test_cuda_same", "test_cuda_same_rows", "test_cuda_sample", "test_engine_cuda"):
         (build / "tests" / name).symlink_to(os.path.join(BUILD, "tests", name))
     broken = build / "tests" / "test_cuda_zz"
     broken.write_text("#!/bin/sh\necho 'row 7 differs' >&2\nexit 1\n")
