@@ -262,9 +262,10 @@ static void test_unread_ctrl(void)
     struct pair s;
     struct bt_xfer_event ev;
     pair_start(&s, NULL, &o);
-    for (int i = 0; i < 40 && !side_wait(&s.p, BT_XFER_PEER_DOWN, &ev, 10); i++) {
+    /* Until it is cut off: a sender whose thread gets no CPU is BUSY at the same limit, and has sent nothing too much. */
+    for (int i = 0; i < WAIT_MS / 10 && !side_wait(&s.p, BT_XFER_PEER_DOWN, &ev, 10); i++) {
         enum bt_status st = bt_xfer_send_ctrl(s.p.x, s.pd, msg, sizeof(msg));
-        CHECK(st == BT_OK || st == BT_ERR_BUSY);
+        CHECK(st == BT_OK || st == BT_ERR_BUSY || st == BT_ERR_PEER_LOST);
     }
     CHECK(side_wait(&s.d, BT_XFER_PEER_DOWN, &ev, WAIT_MS));
     CHECK_EQ(ev.status, BT_ERR_BUSY);
