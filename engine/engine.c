@@ -260,10 +260,10 @@ const struct bt_engine_layout *bt_engine_layout(const struct bt_engine *e)
     return &e->layout;
 }
 
-enum bt_status bt_engine_mover_create(struct bt_engine *e, size_t slot_bytes, uint32_t n_slots,
+enum bt_status bt_engine_mover_create(struct bt_engine *e, const struct bt_k_mover_opts *o,
                                       struct bt_k_mover **out, struct bt_err *err)
 {
-    return bt_k_mover_create(e->k, slot_bytes, n_slots, out, err);
+    return bt_k_mover_create(e->k, o, out, err);
 }
 
 const char *bt_engine_describe(const struct bt_engine *e)

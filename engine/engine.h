@@ -130,7 +130,7 @@ const struct bt_model_packed *bt_engine_packed(const struct bt_engine *e);
 const struct bt_engine_layout *bt_engine_layout(const struct bt_engine *e);
 /* Copies between pages in device memory and the host, for another thread (kernels/backend.h). It is destroyed before the engine.
  * Before the first step. */
-enum bt_status bt_engine_mover_create(struct bt_engine *e, size_t slot_bytes, uint32_t n_slots,
+enum bt_status bt_engine_mover_create(struct bt_engine *e, const struct bt_k_mover_opts *o,
                                       struct bt_k_mover **out, struct bt_err *err) BT_NODISCARD;
 const char *bt_engine_describe(const struct bt_engine *e); /* backend text for logs */
 struct bt_engine_pages bt_engine_pages(const struct bt_engine *e);

@@ -115,12 +115,12 @@ void bt_k_step_forget(struct bt_kctx *k, const void *owner)
     }
 }
 
-enum bt_status bt_k_mover_create(struct bt_kctx *k, size_t slot_bytes, uint32_t n_slots,
+enum bt_status bt_k_mover_create(struct bt_kctx *k, const struct bt_k_mover_opts *o,
                                  struct bt_k_mover **out, struct bt_err *err)
 {
-    BT_ASSERT(slot_bytes > 0 && n_slots > 0);
+    BT_ASSERT(o->slot_bytes > 0 && o->n_slots > 0);
     return k->ops->mover_create != NULL
-               ? k->ops->mover_create(k, slot_bytes, n_slots, out, err)
+               ? k->ops->mover_create(k, o, out, err)
                : bt_err_set(err, BT_ERR_UNSUPPORTED, "%s: all memory is the host's", k->describe);
 }
 
@@ -141,10 +141,14 @@ uint8_t *bt_k_mover_slot(struct bt_k_mover *m, uint32_t slot)
     return m->ops->mover_slot(m, slot);
 }
 
-enum bt_status bt_k_mover_start(struct bt_k_mover *m, uint32_t slot, void *dev, size_t bytes,
-                                bool to_device)
+void bt_k_mover_start(struct bt_k_mover *m, uint32_t slot, void *dev, size_t bytes, bool to_device)
 {
-    return m->ops->mover_start(m, slot, dev, bytes, to_device);
+    m->ops->mover_start(m, slot, dev, bytes, to_device);
+}
+
+void bt_k_mover_go(struct bt_k_mover *m)
+{
+    m->ops->mover_go(m);
 }
 
 enum bt_status bt_k_mover_done(struct bt_k_mover *m, uint32_t slot, bool wait)

@@ -198,17 +198,26 @@ void bt_k_step_forget(struct bt_kctx *k, const void *owner); /* before its memor
  * the device reads and writes by itself. It has a stream of its own: the context computes meanwhile, and no order holds
  * between the two; callers know what is done. After create it belongs to one thread, any; the context outlives it.
  * BT_ERR_UNSUPPORTED: the host reaches all of this backend's memory. */
-enum bt_status bt_k_mover_create(struct bt_kctx *k, size_t slot_bytes, uint32_t n_slots,
+struct bt_k_mover_opts {
+    size_t slot_bytes; /* of a copy, at most */
+    uint32_t n_slots;
+    /* Copies of so many bytes and more are made one by one, as one copy of the device's; 0: as the backend thinks best. */
+    size_t single_bytes;
+};
+enum bt_status bt_k_mover_create(struct bt_kctx *k, const struct bt_k_mover_opts *o,
                                  struct bt_k_mover **out, struct bt_err *err) BT_NODISCARD;
 void bt_k_mover_destroy(struct bt_k_mover *m); /* waits for its copies */
 /* Makes the device current on the calling thread, for libraries that look for it there. */
 void bt_k_mover_enter(struct bt_k_mover *m);
-uint8_t *bt_k_mover_slot(struct bt_k_mover *m, uint32_t slot);
-/* Begins a copy of at most slot_bytes between a slot and dev; both are left alone until it is done. Copies are done in the order
- * in which they began. BT_ERR_DEVICE: logged. */
-enum bt_status bt_k_mover_start(struct bt_k_mover *m, uint32_t slot, void *dev, size_t bytes,
-                                bool to_device) BT_NODISCARD;
-/* Of the last copy of a slot. BT_OK: done; BT_ERR_BUSY: not yet, never with wait; BT_ERR_DEVICE. */
+uint8_t *bt_k_mover_slot(struct bt_k_mover *m, uint32_t slot); /* 64-byte aligned */
+/* Queues a copy of at most slot_bytes between a slot, whose last copy is done (bt_k_mover_done), and dev, of any size and
+ * alignment; both are left alone until it is done. Nothing happens before bt_k_mover_go, by which time the bytes are in the slot. */
+void bt_k_mover_start(struct bt_k_mover *m, uint32_t slot, void *dev, size_t bytes, bool to_device);
+/* Begins what was queued: many copies at the price of one. They may run at the same time, in any order, but never one of this call
+ * before all of those before are done. */
+void bt_k_mover_go(struct bt_k_mover *m);
+/* Of the last copy of a slot. BT_OK: done, and so are all that were queued before it; BT_ERR_BUSY: not yet, never with wait, which
+ * begins what is queued; BT_ERR_DEVICE: it failed, which was logged, and so do all later ones. */
 enum bt_status bt_k_mover_done(struct bt_k_mover *m, uint32_t slot, bool wait) BT_NODISCARD;
 
 /* Bytes of the packed form that may lie in desc.panels; 0: this backend keeps it in memory of its own. */

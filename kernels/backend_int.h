@@ -27,13 +27,14 @@ struct bt_backend_ops {
     enum bt_status (*step_end)(struct bt_kctx *k, bool keep);
     void (*step_forget)(struct bt_kctx *k, const void *owner);
     /* NULL: no mover. The others are there with it. */
-    enum bt_status (*mover_create)(struct bt_kctx *k, size_t slot_bytes, uint32_t n_slots,
+    enum bt_status (*mover_create)(struct bt_kctx *k, const struct bt_k_mover_opts *o,
                                    struct bt_k_mover **out, struct bt_err *err);
     void (*mover_destroy)(struct bt_k_mover *m);
     void (*mover_enter)(struct bt_k_mover *m);
     uint8_t *(*mover_slot)(struct bt_k_mover *m, uint32_t slot);
-    enum bt_status (*mover_start)(struct bt_k_mover *m, uint32_t slot, void *dev, size_t bytes,
-                                  bool to_device);
+    void (*mover_start)(struct bt_k_mover *m, uint32_t slot, void *dev, size_t bytes,
+                        bool to_device);
+    void (*mover_go)(struct bt_k_mover *m);
     enum bt_status (*mover_done)(struct bt_k_mover *m, uint32_t slot, bool wait);
     size_t (*panel_bytes)(struct bt_kctx *k, const struct bt_k_weight_desc *desc); /* NULL: 0 */
     const char *panel_layout; /* with panel_bytes */

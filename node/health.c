@@ -96,6 +96,10 @@ static void device_pages(struct bt_buf *b, const struct bt_xfer_stats *x)
                  "pinned memory, registered: given to UCX as they are.");
     bt_prom_u64(b, name, &(struct bt_prom_label){"way", "staged"}, 1, x->staged_bytes);
     bt_prom_u64(b, name, &(struct bt_prom_label){"way", "registered"}, 1, x->direct_bytes);
+    one(b, "baton_kv_staged_shares_total", BT_PROM_COUNTER,
+        "Shares of KV pages whose copy to or from pinned memory began.", x->staged_shares);
+    one(b, "baton_kv_staged_batches_total", BT_PROM_COUNTER,
+        "Batches in which they did: as many shares each as waited.", x->staged_batches);
 }
 
 static void sealed_threads(struct bt_buf *b, const struct bt_engine_snapshot *s,

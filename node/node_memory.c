@@ -22,26 +22,29 @@ static uint8_t *slot(void *arg, uint32_t i)
     return bt_k_mover_slot(p->mover, i);
 }
 
-static enum bt_status noted(struct bt_node_private *p, enum bt_status st)
-{
-    if (st == BT_ERR_DEVICE) {
-        atomic_store(&p->mover_failed, true);
-    }
-    return st;
-}
-
-static enum bt_status start(void *arg, uint32_t i, void *device, size_t bytes, bool to_device)
+static void start(void *arg, uint32_t i, void *device, size_t bytes, bool to_device)
 {
     struct bt_node_private *p = arg;
 
-    return noted(p, bt_k_mover_start(p->mover, i, device, bytes, to_device));
+    bt_k_mover_start(p->mover, i, device, bytes, to_device);
+}
+
+static void go(void *arg)
+{
+    struct bt_node_private *p = arg;
+
+    bt_k_mover_go(p->mover);
 }
 
 static enum bt_status done(void *arg, uint32_t i, bool wait)
 {
     struct bt_node_private *p = arg;
+    enum bt_status st = bt_k_mover_done(p->mover, i, wait);
 
-    return noted(p, bt_k_mover_done(p->mover, i, wait));
+    if (st == BT_ERR_DEVICE) {
+        atomic_store(&p->mover_failed, true);
+    }
+    return st;
 }
 
 bool bt_node_memory_failed(const struct bt_node *n)
@@ -67,8 +70,10 @@ enum bt_status bt_node_memory_start(struct bt_node *n, struct bt_engine *e, stru
     s->enter = enter;
     s->slot = slot;
     s->start = start;
+    s->go = go;
     s->done = done;
-    enum bt_status st = bt_engine_mover_create(e, s->slot_bytes, s->n_slots, &n->p->mover, err);
+    const struct bt_k_mover_opts o = {.slot_bytes = s->slot_bytes, .n_slots = s->n_slots};
+    enum bt_status st = bt_engine_mover_create(e, &o, &n->p->mover, err);
 
     s->arg = n->p;
     return st;

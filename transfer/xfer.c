@@ -172,7 +172,8 @@ static void publish_stats(struct bt_xfer *x)
     pthread_mutex_unlock(&x->stats_mu);
 }
 
-/* Commands, wire, pumps, timers, in this order: what has arrived counts before a lease is judged.
+/* Commands, wire, pumps, timers, in this order: what has arrived counts before a lease is judged. Copies that wire and pumps ask
+ * for begin together, once.
  * Returns whether anything was done; *deadline: the next timer. */
 static bool round_run(struct bt_xfer *x, uint64_t *deadline)
 {
@@ -190,6 +191,7 @@ static bool round_run(struct bt_xfer *x, uint64_t *deadline)
     {
         did = xfer_push_pump(x, p) || did;
     }
+    did = xfer_stage_go(x) || did;
     *deadline = xfer_peers_tick(x, &did);
     publish_stats(x);
     if (x->events_added) {

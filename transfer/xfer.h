@@ -56,9 +56,12 @@ struct bt_xfer_stage {
     void (*enter)(
         void *arg); /* NULL, or: comes first on each thread, also where the wire is opened */
     uint8_t *(*slot)(void *arg, uint32_t slot);
-    /* Begins a copy between a slot and device memory. Copies are done in the order of the calls. Not BT_OK: it failed. */
-    enum bt_status (*start)(void *arg, uint32_t slot, void *device, size_t bytes, bool to_device);
-    /* Of the last copy of a slot: BT_OK: done; BT_ERR_BUSY: not yet; else it failed. wait: never BT_ERR_BUSY. */
+    /* Queues a copy between a slot and device memory; the last one of that slot was asked for and done, or had failed. */
+    void (*start)(void *arg, uint32_t slot, void *device, size_t bytes, bool to_device);
+    /* Begins what is queued. */
+    void (*go)(void *arg);
+    /* Of the last copy of a slot: BT_OK: done, and so are all that were queued before it; BT_ERR_BUSY: not yet, or not begun; else
+     * it failed. wait: never BT_ERR_BUSY. */
     enum bt_status (*done)(void *arg, uint32_t slot, bool wait);
 };
 
@@ -297,10 +300,11 @@ struct bt_xfer_stats {
     uint64_t bytes_sent, shares_sent;         /* completed sends of shares */
     uint64_t bytes_received, shares_received; /* placed and counted */
     uint64_t ctrl_sent, ctrl_received;
-    uint64_t pushes;       /* PUSHED events made */
-    uint64_t post_ns;      /* time spent handing shares to the transport */
-    uint64_t move_ns;      /* sum over pushes: call to last completion */
-    uint64_t staged_bytes; /* copied between device memory and slots */
+    uint64_t pushes;                        /* PUSHED events made */
+    uint64_t post_ns;                       /* time spent handing shares to the transport */
+    uint64_t move_ns;                       /* sum over pushes: call to last completion */
+    uint64_t staged_bytes;                  /* copied between device memory and slots */
+    uint64_t staged_shares, staged_batches; /* begun, and by how many calls of the stage's go */
     uint64_t direct_bytes; /* given to the wire in device memory, and received into it, without */
     /* dropped shares, by reason */
     uint64_t drop_unknown;    /* no open landing with that ticket (stale, closed, never opened) */

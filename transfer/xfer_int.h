@@ -80,7 +80,7 @@ struct xfer_op {
     uint8_t *device;
     uint8_t *spare; /* receive without a slot */
     uint32_t slot;
-    bool has_slot, is_out, is_moved, failed;
+    bool has_slot, is_out, is_moved;
     bool direct;           /* `data` is device memory: the wire takes it as it is */
     struct xfer_head head; /* of a receive or a share */
     uint8_t wire[XFER_HEAD_BYTES];
@@ -93,10 +93,10 @@ STAILQ_HEAD(xfer_ops_queue, xfer_op);
 #define XFER_STAGE_SPARE_BYTES ((size_t)4 << 30) /* of address space */
 struct xfer_stage {
     struct bt_xfer_stage o;
-    uint32_t *free; /* slots */
-    uint32_t n_free, n_out;
-    struct xfer_ops_queue moving;  /* copies in flight, in their order */
-    struct xfer_ops_queue waiting; /* received without a slot */
+    uint32_t *free;                   /* slots */
+    uint32_t n_free, n_out, n_queued; /* queued: copies that wait for xfer_stage_go */
+    struct xfer_ops_queue moving;     /* copies queued and in flight, in their order */
+    struct xfer_ops_queue waiting;    /* received without a slot */
     struct bt_slab spare;
 };
 
@@ -354,6 +354,7 @@ uint8_t *xfer_stage_get_in(struct bt_xfer *x, struct xfer_op *op, uint8_t *devic
 void xfer_stage_in(struct bt_xfer *x, struct xfer_op *op);
 void xfer_stage_put(struct bt_xfer *x, struct xfer_op *op); /* the op ends */
 bool xfer_stage_step(struct bt_xfer *x); /* true: copies are in flight, or ended */
+bool xfer_stage_go(struct bt_xfer *x);   /* begins what a round queued; true: there was any */
 
 /* xfer_land.c */
 enum bt_status

@@ -58,8 +58,8 @@ static void start(struct bt_xfer *x, struct xfer_op *op)
 {
     struct xfer_stage *s = &x->stage;
 
-    op->failed =
-        s->o.start(s->o.arg, op->slot, op->device, op->bytes, op->landing != NULL) != BT_OK;
+    s->o.start(s->o.arg, op->slot, op->device, op->bytes, op->landing != NULL);
+    s->n_queued++;
     STAILQ_INSERT_TAIL(&s->moving, op, link);
 }
 
@@ -165,7 +165,7 @@ bool xfer_stage_step(struct bt_xfer *x)
         return false;
     }
     for (unsigned n = 0; n < XFER_STAGE_PER_ROUND && (op = STAILQ_FIRST(&s->moving)) != NULL; n++) {
-        enum bt_status st = op->failed ? BT_ERR_DEVICE : s->o.done(s->o.arg, op->slot, false);
+        enum bt_status st = s->o.done(s->o.arg, op->slot, false);
         if (st == BT_ERR_BUSY) {
             (void)
                 sched_yield(); /* a copy takes microseconds, and nothing else would tell of its end */
@@ -178,4 +178,18 @@ bool xfer_stage_step(struct bt_xfer *x)
     }
     /* Those that wait for slots which the wire holds wait for the wire. */
     return serve_waiting(x) || !STAILQ_EMPTY(&s->moving);
+}
+
+bool xfer_stage_go(struct bt_xfer *x)
+{
+    struct xfer_stage *s = &x->stage;
+
+    if (s->n_queued == 0) {
+        return false;
+    }
+    s->o.go(s->o.arg);
+    x->st.staged_shares += s->n_queued;
+    x->st.staged_batches++;
+    s->n_queued = 0;
+    return true;
 }

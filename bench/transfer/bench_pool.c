@@ -27,9 +27,14 @@ static uint8_t *slot(void *arg, uint32_t i)
     return bt_k_mover_slot(arg, i);
 }
 
-static enum bt_status start(void *arg, uint32_t i, void *device, size_t bytes, bool to_device)
+static void start(void *arg, uint32_t i, void *device, size_t bytes, bool to_device)
 {
-    return bt_k_mover_start(arg, i, device, bytes, to_device);
+    bt_k_mover_start(arg, i, device, bytes, to_device);
+}
+
+static void go(void *arg)
+{
+    bt_k_mover_go(arg);
 }
 
 static enum bt_status done(void *arg, uint32_t i, bool wait)
@@ -48,7 +53,8 @@ static void open_device(struct bench_pool *p, uint32_t device, size_t share_max)
     if (st != BT_OK) {
         die(err.msg, st == BT_ERR_UNSUPPORTED ? 77 : 1);
     }
-    if (bt_k_mover_create(p->k, share_max, n_slots, &p->mover, &err) != BT_OK) {
+    const struct bt_k_mover_opts mo = {.slot_bytes = share_max, .n_slots = n_slots};
+    if (bt_k_mover_create(p->k, &mo, &p->mover, &err) != BT_OK) {
         die(err.msg, 1);
     }
     p->stage = (struct bt_xfer_stage){.arg = p->mover,
@@ -57,6 +63,7 @@ static void open_device(struct bench_pool *p, uint32_t device, size_t share_max)
                                       .enter = enter,
                                       .slot = slot,
                                       .start = start,
+                                      .go = go,
                                       .done = done};
     p->base = bt_k_alloc(p->k, p->bytes);
 }

@@ -249,6 +249,7 @@ static const struct bt_backend_ops cuda_ops = {
     .mover_enter = cuda_mover_enter,
     .mover_slot = cuda_mover_slot,
     .mover_start = cuda_mover_start,
+    .mover_go = cuda_mover_go,
     .mover_done = cuda_mover_done,
     .weight_create = weight_create,
     .weight_destroy = cuda_weight_destroy,

@@ -53,15 +53,19 @@ template <auto *KERNEL> struct cuda_listed {
     static inline const bool is = cuda_list_kernel((const void *)KERNEL);
 };
 
-/* kernel<<<grid, block, shared>>>(…) into c's stream; grid, block: dim3 or numbers. Errors go to cuda_ok. Kernels of
+/* kernel<<<grid, block, shared>>>(…) into a stream; grid, block: dim3 or numbers. What the runtime says of it. Kernels of
  * templates: in parentheses. */
+#define BT_LAUNCH_IN(stream, kernel, grid, block, shared, ...)                                     \
+    ((void)cuda_listed<&kernel>::is,                                                               \
+     (&kernel)<<<(grid), (block), (shared), (stream)>>>(__VA_ARGS__), cudaGetLastError())
+
+/* The same into c's stream. Errors go to cuda_ok. */
 #define BT_LAUNCH(c, kernel, grid, block, shared, ...)                                             \
     do {                                                                                           \
-        auto *bt_kernel = &kernel;                                                                 \
-        (void)cuda_listed<&kernel>::is;                                                            \
-        if (cuda_begin(c) && cuda_allow_shared((c), (const void *)bt_kernel, (shared), #kernel)) { \
-            bt_kernel<<<(grid), (block), (shared), (c)->stream>>>(__VA_ARGS__);                    \
-            (void)cuda_ok((c), cudaGetLastError(), #kernel);                                       \
+        if (cuda_begin(c) && cuda_allow_shared((c), (const void *)&kernel, (shared), #kernel)) {   \
+            (void)cuda_ok(                                                                         \
+                (c), BT_LAUNCH_IN((c)->stream, kernel, grid, block, shared, __VA_ARGS__),          \
+                #kernel);                                                                          \
         }                                                                                          \
     } while (0)
 

@@ -346,13 +346,13 @@ void *cuda_step_send(struct cuda_ctx *c, const void *key, uint32_t tag, const vo
                      size_t bytes);
 
 /* cuda_mover.c: entries of the table. */
-enum bt_status cuda_mover_create(struct bt_kctx *k, size_t slot_bytes, uint32_t n_slots,
+enum bt_status cuda_mover_create(struct bt_kctx *k, const struct bt_k_mover_opts *o,
                                  struct bt_k_mover **out, struct bt_err *err);
 void cuda_mover_destroy(struct bt_k_mover *m);
 void cuda_mover_enter(struct bt_k_mover *m);
 uint8_t *cuda_mover_slot(struct bt_k_mover *m, uint32_t slot);
-enum bt_status cuda_mover_start(struct bt_k_mover *m, uint32_t slot, void *dev, size_t bytes,
-                                bool to_device);
+void cuda_mover_start(struct bt_k_mover *m, uint32_t slot, void *dev, size_t bytes, bool to_device);
+void cuda_mover_go(struct bt_k_mover *m);
 enum bt_status cuda_mover_done(struct bt_k_mover *m, uint32_t slot, bool wait);
 
 /* The entries of the backend's table. */

@@ -3,6 +3,7 @@ whatever the chunks, and a node of another numerics class is not paired with the
 
 import re
 import subprocess
+import urllib.request
 
 import pytest
 
@@ -19,14 +20,26 @@ def answer(cluster, first=False):
     return a["choices"]
 
 
+def staged(node):
+    """Shares whose copy to or from pinned memory began, and batches in which they did."""
+    host = node.find(r"health.*listening on http://(\S+)").group(1)
+    with urllib.request.urlopen(f"http://{host}/metrics", timeout=30) as r:
+        text = r.read().decode()
+    return [int(float(re.search(rf"(?m)^baton_kv_staged_{what}_total (\S+)", text)[1])) for what in ("shares", "batches")]
+
+
 def test_one_answer_whatever_the_chunks():
-    with Cluster(tiny("llama"), node=CUDA) as c:
+    with Cluster(tiny("llama"), node=[*CUDA, "--health", "127.0.0.1:0"]) as c:
         first = answer(c, first=True)
         assert all(a == first for a in parallel([lambda: answer(c) for _ in range(3)]))
         nodes = c.cluster()["nodes"]
         assert all("cuda" in n["backend"] for n in nodes), nodes
         assert all(n["transport"].endswith((" staged", " registered")) for n in nodes), nodes  # pages lie in device memory
         c.wait_idle(60)
+        shares, batches = staged(c.nodes["prefill-0"])  # pages are copied many at once
+        assert 0 < batches < shares
+        shares, batches = staged(c.nodes["decode-0"])
+        assert 0 < batches <= shares  # as they come
         c.check_logs()
     with Cluster(tiny("llama"), node=[*CUDA, "--chunk-tokens", "7", "--prefix-cache", "off"]) as c:
         assert answer(c, first=True) == first

@@ -101,8 +101,8 @@ template <class F> static void emu_call(void *f)
 }
 
 template <class F>
-static void emu_start(struct cuda_ctx *c, const char *kernel, dim3 grid, dim3 block, size_t shared,
-                      F f)
+static cudaError_t emu_put(cudaStream_t s, const char *kernel, dim3 grid, dim3 block, size_t shared,
+                           F f)
 {
     struct emu_launch l = {};
 
@@ -112,12 +112,19 @@ static void emu_start(struct cuda_ctx *c, const char *kernel, dim3 grid, dim3 bl
     l.shared_bytes = shared;
     l.thread = emu_call<F>;
     static_assert(sizeof(F) <= EMU_ARG_MAX && __is_trivially_copyable(F), "copied into a stream");
-    if (cuda_begin(c)) {
-        (void)cuda_ok(c, emu_queue(c->stream, &l, &f, sizeof(f)), kernel);
-    }
+    return emu_queue(s, &l, &f, sizeof(f));
 }
 
+#define BT_LAUNCH_IN(stream, kernel, grid, block, shared, ...)                                     \
+    emu_put((stream), #kernel, (grid), (block), (shared), [=] { kernel(__VA_ARGS__); })
+
 #define BT_LAUNCH(c, kernel, grid, block, shared, ...)                                             \
-    emu_start((c), #kernel, (grid), (block), (shared), [=] { kernel(__VA_ARGS__); })
+    do {                                                                                           \
+        if (cuda_begin(c)) {                                                                       \
+            (void)cuda_ok(                                                                         \
+                (c), BT_LAUNCH_IN((c)->stream, kernel, grid, block, shared, __VA_ARGS__),          \
+                #kernel);                                                                          \
+        }                                                                                          \
+    } while (0)
 
 #endif

@@ -86,10 +86,10 @@ static void copy_page(struct drive *d, uint8_t *to, uint8_t *from, size_t bytes)
         memcpy(to, from, bytes);
         return;
     }
-    CHECK_EQ(bt_k_mover_start(d->out, 0, from, bytes, false), BT_OK);
+    bt_k_mover_start(d->out, 0, from, bytes, false);
     CHECK_EQ(bt_k_mover_done(d->out, 0, true), BT_OK);
     memcpy(bt_k_mover_slot(d->in, 0), bt_k_mover_slot(d->out, 0), bytes);
-    CHECK_EQ(bt_k_mover_start(d->in, 0, to, bytes, true), BT_OK);
+    bt_k_mover_start(d->in, 0, to, bytes, true);
     CHECK_EQ(bt_k_mover_done(d->in, 0, true), BT_OK);
 }
 
@@ -215,10 +215,11 @@ void drive_init(struct drive *d, struct bt_engine *e, struct bt_engine *decode)
         bt_engine_set_hooks(decode, &dh);
         d->landings = bt_calloc(DRIVE_RUNS_MAX, sizeof(*d->landings));
         if (bt_engine_layout(e)->device_memory) {
-            size_t bytes = bt_engine_layout(e)->groups[0].page_layer_bytes;
+            const struct bt_k_mover_opts o = {
+                .slot_bytes = bt_engine_layout(e)->groups[0].page_layer_bytes, .n_slots = 1};
 
-            CHECK_EQ(bt_engine_mover_create(e, bytes, 1, &d->out, NULL), BT_OK);
-            CHECK_EQ(bt_engine_mover_create(decode, bytes, 1, &d->in, NULL), BT_OK);
+            CHECK_EQ(bt_engine_mover_create(e, &o, &d->out, NULL), BT_OK);
+            CHECK_EQ(bt_engine_mover_create(decode, &o, &d->in, NULL), BT_OK);
         }
     }
 }

@@ -140,12 +140,11 @@ enum bt_status bt_k_wait(struct bt_kctx *k, uint32_t mark)
     return BT_OK;
 }
 
-enum bt_status bt_k_mover_create(struct bt_kctx *k, size_t slot_bytes, uint32_t n_slots,
+enum bt_status bt_k_mover_create(struct bt_kctx *k, const struct bt_k_mover_opts *o,
                                  struct bt_k_mover **out, struct bt_err *err)
 {
     (void)k;
-    (void)slot_bytes;
-    (void)n_slots;
+    (void)o;
     (void)out;
     return bt_err_set(err, BT_ERR_UNSUPPORTED, "memory is the host's");
 }
@@ -162,15 +161,14 @@ uint8_t *bt_k_mover_slot(struct bt_k_mover *m, uint32_t slot)
     abort();
 }
 
-enum bt_status bt_k_mover_start(struct bt_k_mover *m, uint32_t slot, void *dev, size_t bytes,
-                                bool to_device)
+void bt_k_mover_start(struct bt_k_mover *m, uint32_t slot, void *dev, size_t bytes, bool to_device)
 {
     (void)m;
     (void)slot;
     (void)dev;
     (void)bytes;
     (void)to_device;
-    return BT_ERR_DEVICE;
+    abort();
 }
 
 enum bt_status bt_k_mover_done(struct bt_k_mover *m, uint32_t slot, bool wait)

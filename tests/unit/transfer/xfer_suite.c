@@ -106,6 +106,9 @@ static void check_way(const struct world *w, struct side *s, bool checksum)
     CHECK_STR(bt_xfer_memory_way(s->x), w->direct ? "registered" : w->staged ? "staged" : "");
     CHECK_EQ(st.direct_bytes, direct ? st.bytes_sent + st.bytes_received : 0);
     CHECK_EQ(st.staged_bytes, w->staged && !direct ? st.bytes_sent + st.bytes_received : 0);
+    CHECK_EQ(st.staged_shares, w->staged && !direct ? st.shares_sent + st.shares_received : 0);
+    CHECK(st.staged_batches <= st.staged_shares &&
+          (st.staged_batches > 0) == (st.staged_bytes > 0));
 }
 
 static void close_and_check(struct side *p, struct side *d)
@@ -170,6 +173,7 @@ static void test_pages(const struct world *w, bool checksum)
     struct bt_xfer_opts op = {0}, od = {.checksum = checksum};
     struct side p, d;
     struct bt_xfer_event ev;
+    struct bt_xfer_stats st;
     uint64_t pd, dp;
     uint32_t src[N], dst[N], dst1[4] = {3, BT_XFER_NO_PAGE, 0, 2}, src1[3] = {1, 0, 2},
                              idx1[3] = {103, 100, 102};
@@ -247,6 +251,8 @@ static void test_pages(const struct world *w, bool checksum)
     check_idle(&d);
     check_way(w, &p, checksum);
     check_way(w, &d, checksum);
+    bt_xfer_stats(p.x, &st);
+    CHECK(st.staged_batches < st.staged_shares || st.staged_shares == 0); /* many at once */
     close_and_check(&p, &d);
     pool_free(&s0);
     pool_free(&t0);
@@ -461,8 +467,10 @@ static void test_cancel(const struct world *w)
     pool_free(&t);
 }
 
-/* The connection is cut while pages fly: every push and landing still ends, once. */
-static void test_disconnect_in_flight(const struct world *w, bool by_p)
+enum cut { CUT_BY_P, CUT_BY_D, CUT_DEVICE_OF_P, CUT_DEVICE_OF_D, CUTS };
+
+/* The connection is cut while pages fly, by one side or because its device fails: every push and landing still ends, once. */
+static void test_cut_in_flight(const struct world *w, enum cut cut)
 {
     enum { N = 64, SHARE = 131072, PUSHES = 8 };
     struct bt_xfer_opts op = {0}, od = {0};
@@ -473,6 +481,9 @@ static void test_disconnect_in_flight(const struct world *w, bool by_p)
 
     side_start(&d, w, &od, 2, true);
     side_start(&p, w, &op, 1, false);
+    if (cut == CUT_DEVICE_OF_P || cut == CUT_DEVICE_OF_D) {
+        (cut == CUT_DEVICE_OF_P ? &p : &d)->device->fail_at = 20;
+    }
     CHECK(join(&p, &d, &pd, &dp));
     struct pool s = pool_new(1, N, SHARE), t = pool_new(1, N, SHARE);
     for (uint32_t k = 0; k < N; k++) {
@@ -488,7 +499,10 @@ static void test_disconnect_in_flight(const struct world *w, bool by_p)
         CHECK_EQ(bt_xfer_push(p.x, &u), BT_OK);
     }
     CHECK(side_wait(&d, BT_XFER_LANDED, &ev, WAIT_MS));
-    CHECK_EQ(by_p ? bt_xfer_disconnect(p.x, pd) : bt_xfer_disconnect(d.x, dp), BT_OK);
+    if (cut == CUT_BY_P || cut == CUT_BY_D) {
+        CHECK_EQ(cut == CUT_BY_P ? bt_xfer_disconnect(p.x, pd) : bt_xfer_disconnect(d.x, dp),
+                 BT_OK);
+    }
     CHECK(side_wait(&p, BT_XFER_PEER_DOWN, &ev, WAIT_MS));
     CHECK(side_wait(&d, BT_XFER_PEER_DOWN, &ev, WAIT_MS));
     for (unsigned i = 0; i < PUSHES; i++) {
@@ -662,9 +676,9 @@ int xfer_suite(const struct world *w)
         printf("  suite %zu: %u ms\n", i, (unsigned)((bt_clock_ns() - t0) / BT_NS_PER_MS));
         fflush(stdout);
     }
-    for (int by_p = 0; by_p < 2; by_p++) {
+    for (int cut = 0; cut < (w->staged && !w->direct ? CUTS : CUT_DEVICE_OF_P); cut++) {
         region_used = 0;
-        test_disconnect_in_flight(w, by_p != 0);
+        test_cut_in_flight(w, (enum cut)cut);
     }
     return bt_test_failures;
 }

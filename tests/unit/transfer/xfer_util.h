@@ -33,7 +33,8 @@ struct world {       /* how the two sides of a test are joined */
     struct bt_xfer_region region;
 };
 
-/* A device whose copies are done some polls after they began, in their order, and not before. */
+/* A device whose copies are done some polls after they began, and not before: batch by batch, those of one in another order than
+ * they were queued in. */
 enum { STAGE_SLOTS = 6, STAGE_POLLS = 3 };
 struct fake_device {
     size_t slot_bytes;
@@ -43,8 +44,9 @@ struct fake_device {
         size_t bytes;
         bool to_device, going;
     } copy[STAGE_SLOTS];
-    uint32_t order[STAGE_SLOTS], n_going, n_polls; /* the first one is copied next */
-    uint64_t n_copies;
+    uint32_t order[STAGE_SLOTS], n_going, n_polls; /* the first batch is copied next */
+    uint32_t batch[STAGE_SLOTS], n_batches; /* copies in each that began; others are queued */
+    uint64_t n_copies, fail_at;             /* it fails when it has made so many copies; 0: never */
 };
 
 /* As CUDA's current device: a thread has it or not. */
@@ -61,10 +63,17 @@ static inline uint8_t *fake_slot(void *arg, uint32_t slot)
     return d->slots + slot * d->slot_bytes;
 }
 
-static inline enum bt_status fake_start(void *arg, uint32_t slot, void *device, size_t bytes,
-                                        bool to_device)
+static inline bool fake_failed(const struct fake_device *d)
+{
+    return d->fail_at > 0 && d->n_copies >= d->fail_at;
+}
+
+static inline void fake_start(void *arg, uint32_t slot, void *device, size_t bytes, bool to_device)
 {
     struct fake_device *d = arg;
+    if (fake_failed(d)) {
+        return;
+    }
     if (bytes > d->slot_bytes || d->copy[slot].going || fake_current == NULL) {
         abort();
     }
@@ -73,23 +82,50 @@ static inline enum bt_status fake_start(void *arg, uint32_t slot, void *device, 
     d->copy[slot].to_device = to_device;
     d->copy[slot].going = true;
     d->order[d->n_going++] = slot;
-    return BT_OK;
+}
+
+static inline void fake_go(void *arg)
+{
+    struct fake_device *d = arg;
+    uint32_t n = d->n_going;
+    for (uint32_t i = 0; i < d->n_batches; i++) {
+        n -= d->batch[i];
+    }
+    if (n > 0) {
+        d->batch[d->n_batches++] = n;
+    } else if (!fake_failed(d)) {
+        abort(); /* called for nothing */
+    }
+}
+
+static inline void fake_copy(struct fake_device *d, uint32_t s)
+{
+    if (d->copy[s].to_device) {
+        memcpy(d->copy[s].device, fake_slot(d, s), d->copy[s].bytes);
+        memset(fake_slot(d, s), 0xdd, d->copy[s].bytes);
+    } else {
+        memcpy(fake_slot(d, s), d->copy[s].device, d->copy[s].bytes);
+    }
+    d->copy[s].going = false;
+    d->n_copies++;
 }
 
 static inline enum bt_status fake_done(void *arg, uint32_t slot, bool wait)
 {
     struct fake_device *d = arg;
-    while (d->copy[slot].going && (++d->n_polls % STAGE_POLLS == 0 || wait)) {
-        uint32_t s = d->order[0];
-        memmove(d->order, d->order + 1, --d->n_going * sizeof(d->order[0]));
-        if (d->copy[s].to_device) {
-            memcpy(d->copy[s].device, fake_slot(d, s), d->copy[s].bytes);
-            memset(fake_slot(d, s), 0xdd, d->copy[s].bytes);
-        } else {
-            memcpy(fake_slot(d, s), d->copy[s].device, d->copy[s].bytes);
+    while (d->copy[slot].going && d->n_batches > 0 && (++d->n_polls % STAGE_POLLS == 0 || wait) &&
+           !fake_failed(d)) {
+        uint32_t n = d->batch[0];
+        for (uint32_t i = n; i-- > 0;) {
+            fake_copy(d, d->order[i]);
         }
-        d->copy[s].going = false;
-        d->n_copies++;
+        d->n_going -= n;
+        memmove(d->order, d->order + n, d->n_going * sizeof(d->order[0]));
+        memmove(d->batch, d->batch + 1, --d->n_batches * sizeof(d->batch[0]));
+    }
+    if (fake_failed(d)) {
+        d->n_going = d->n_batches = 0;
+        return BT_ERR_DEVICE;
     }
     return d->copy[slot].going ? BT_ERR_BUSY : BT_OK;
 }
@@ -133,9 +169,10 @@ static inline void side_start(struct side *s, const struct world *w, struct bt_x
         s->device = calloc(1, sizeof(*s->device));
         s->device->slot_bytes = 1 << 20;
         s->device->slots = malloc(STAGE_SLOTS * s->device->slot_bytes);
-        stage = (struct bt_xfer_stage){
-            s->device, s->device->slot_bytes, STAGE_SLOTS, fake_enter, fake_slot, fake_start,
-            fake_done};
+        stage = (struct bt_xfer_stage){s->device,   s->device->slot_bytes,
+                                       STAGE_SLOTS, fake_enter,
+                                       fake_slot,   fake_start,
+                                       fake_go,     fake_done};
         o->stage = &stage;
     }
     if (w->direct) {
