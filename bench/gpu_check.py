@@ -218,7 +218,7 @@ class Cluster:
 
 
 def build(c):
-    need = ["baton", "baton-router", "baton-prefilld", "baton-decoded", "bench-engine", "bench-transfer"]
+    need = ["baton", "baton-router", "baton-prefilld", "baton-decoded", "bench-copies", "bench-engine", "bench-transfer"]
     tests = ["test_model_golden", "test_model_bf16", "test_model_cublas", "test_cuda_same", "test_cuda_same_rows", "test_cuda_sample", "test_engine_cuda"]
     there = [os.path.exists(os.path.join(c.args.build, "bin", n)) for n in need] + [os.path.exists(os.path.join(c.args.build, "tests", n)) for n in tests]
     if all(there):
@@ -414,9 +414,24 @@ def transfer_pages(c, figures):
                             "share": rate / peer if peer else None, "share_of": "ucx_perftest"})
 
 
+def transfer_copies(c, figures):
+    """Pages between device memory and pinned memory: many in one launch, as the nodes do it, beside a copy of the runtime for each."""
+    out = c.run(c.program("bench-copies"), "--device", str(c.args.device), *(["--bytes", "1MiB", "--repeats", "1"] if c.args.emulated else []))
+    rows = [line.split(",") for line in out.strip().splitlines()]
+    single = None
+    for r in (dict(zip(rows[0], row)) for row in rows[1:]):
+        rate = float(r["gb_per_s"])
+        single = rate if r["way"] == "single" else single  # comes first
+        batch = {"share": rate / single, "share_of": "copies one by one"} if r["way"] == "batch" else {}
+        figures.append({"what": f"copies {'to the host' if r['direction'] == 'out' else 'to the device'}, {r['share_bytes']} bytes, "
+                                f"{'one by one' if r['way'] == 'single' else r['at_once'] + ' at once'}",
+                        "gbytes_per_s": rate, "pages_per_s": float(r["shares_per_s"]), **batch})
+
+
 def transfer(c):
     """Pages alone, beside ucx_perftest; then in a cluster: P has a prompt cached, D never, so a repeated prompt is all transfer."""
     figures = []
+    transfer_copies(c, figures)
     transfer_pages(c, figures)
     tokens = 40 if c.args.emulated else 7680
     rng = random.Random(1)
@@ -495,11 +510,11 @@ def table(c):
         lines.append(f"| {s['name']} | {s['status'] if s['status'] != 'failed' else '**FAILED**'} | {s['seconds']} | {note[:160]} |")
     figures = [f for s in c.sections for f in s["figures"]]
     if figures:
-        lines += ["", "| figure | class | tokens/s | ms | TFLOP/s | GB/s | share | step outside the graph, µs |", "|---|---|---|---|---|---|---|---|"]
+        lines += ["", "| figure | class | tokens/s | ms | TFLOP/s | GB/s | pages/s | share | step outside the graph, µs |", "|---|---|---|---|---|---|---|---|---|"]
     for f in figures:
         share = f"{100 * f['share']:.1f} % of {f['share_of']}" if f.get("share") is not None else ""
         lines.append(f"| {f['what']} | {f.get('class', '')} | {number(f, 'tokens_per_s')} | {number(f, 'ms', '{:.2f}')} | {number(f, 'tflops')} | "
-                     f"{number(f, 'gbytes_per_s', '{:.2f}')} | {share} | {number(f, 'outside_us')} |")
+                     f"{number(f, 'gbytes_per_s', '{:.2f}')} | {number(f, 'pages_per_s', '{:.0f}')} | {share} | {number(f, 'outside_us')} |")
     return "\n".join(lines)
 
 

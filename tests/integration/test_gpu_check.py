@@ -26,6 +26,9 @@ def test_all_sections(tmp_path):
     figures = [f for s in got["sections"] for f in s["figures"]]
     assert {f.get("class") for f in figures} >= {"cuda-bf16-emulated", "cuda-cublas"}
     assert any("device to device" in f["what"] and f["gbytes_per_s"] > 0 for f in figures)
+    copies = [f for f in figures if f["what"].startswith("copies to the ")]
+    assert {f["what"].split(",")[0] for f in copies} == {"copies to the host", "copies to the device"}
+    assert all(f["pages_per_s"] > 0 and ("one by one" in f["what"] or f["share"] > 0) for f in copies)
     assert any("in cuda memory, shm" in f["what"] and f["what"].endswith((" staged", " registered")) for f in figures)
     assert any("ucx_perftest" in f["what"] for f in figures) or "ucx_perftest" in next(s for s in got["sections"] if s["name"] == "transfer")["note"]
     assert any(f.get("outside_us") for f in figures) and any("p99" in f["what"] for f in figures)
