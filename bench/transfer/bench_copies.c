@@ -11,8 +11,9 @@
 #include "kernels/open.h"
 
 #define REPEATS_MAX 100U
-#define BATCH_BYTES (4U << 20) /* pages at once: so many bytes, as a peer's window; at most AT_ONCE */
-#define AT_ONCE     256U
+#define BATCH_BYTES                                                                                \
+    (4U << 20) /* pages at once: so many bytes, as a peer's window; at most AT_ONCE */
+#define AT_ONCE 256U
 
 struct config {
     char *shares;
@@ -23,8 +24,8 @@ struct config {
 #define ROW(name, type, field, dflt, lo, hi, arg, help)                                            \
     {name, type, offsetof(struct config, field), dflt, lo, hi, NULL, arg, help}
 static const struct bt_opt options[] = {
-    ROW("shares", BT_OPT_LIST, shares, "4096,16384,65536,262144,1048576,4194304", 0, 0,
-        "BYTES,...", "Sizes of a page's share of one layer."),
+    ROW("shares", BT_OPT_LIST, shares, "4096,16384,65536,262144,1048576,4194304", 0, 0, "BYTES,...",
+        "Sizes of a page's share of one layer."),
     ROW("bytes", BT_OPT_SIZE, bytes, "256MiB", 1 << 20, 1e12, "SIZE", "Copied in one run."),
     ROW("pool", BT_OPT_SIZE, pool_bytes, "256MiB", 16 << 20, 1e12, "SIZE",
         "Device memory that the pages lie in."),
@@ -112,8 +113,7 @@ static void measure(struct bt_kctx *k, uint8_t *pool, uint64_t share)
             qsort(seconds, cfg.repeats, sizeof(seconds[0]), ascending);
             const double each = seconds[cfg.repeats / 2];
             printf("%s,%s,%llu,%u,%.9f,%.3f,%.0f\n", to_device != 0 ? "in" : "out", ways[way],
-                   (unsigned long long)share, at_once, each, (double)share / each * 1e-9,
-                   1 / each);
+                   (unsigned long long)share, at_once, each, (double)share / each * 1e-9, 1 / each);
             (void)fflush(stdout);
         }
     }

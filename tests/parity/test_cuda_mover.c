@@ -6,10 +6,10 @@
 #include "kernels/cuda/emulation/emu_runtime_int.h"
 #endif
 
-#define SLOTS 37U /* no power of two: batches wrap around */
-#define SLOT  70013U
+#define SLOTS  37U /* no power of two: batches wrap around */
+#define SLOT   70013U
 #define ROUNDS 60U
-#define FILL  0x6b
+#define FILL   0x6b
 
 /* Device memory and what must be in it. */
 struct fixture {
