@@ -47,23 +47,10 @@ static __device__ __forceinline__ bool stays(const struct cuda_cut *cut, uint32_
 
 /* ---- all threads of a block together; room: shared, [THREADS] ---- */
 
-static __device__ uint64_t sum_of_block(shared_ptr<uint64_t> room, uint64_t v)
-{
-    const uint32_t t = threadIdx.x;
+enum block_op { BLOCK_SUM, BLOCK_MAX };
 
-    __syncthreads();
-    room[t] = v;
-    for (uint32_t half = THREADS / 2; half > 0; half /= 2) {
-        __syncthreads();
-        if (t < half) {
-            room[t] += room[t + half];
-        }
-    }
-    __syncthreads();
-    return room[0];
-}
-
-static __device__ uint64_t max_of_block(shared_ptr<uint64_t> room, uint64_t v)
+template <enum block_op OP>
+static __device__ uint64_t over_block(shared_ptr<uint64_t> room, uint64_t v)
 {
     const uint32_t t = threadIdx.x;
 
@@ -73,7 +60,7 @@ static __device__ uint64_t max_of_block(shared_ptr<uint64_t> room, uint64_t v)
         __syncthreads();
         if (t < half) {
             const uint64_t a = room[t], b = room[t + half];
-            room[t] = a > b ? a : b;
+            room[t] = OP == BLOCK_SUM ? a + b : a > b ? a : b;
         }
     }
     __syncthreads();
@@ -136,7 +123,7 @@ static __global__ void peaks(struct cuda_sample s, bool edited)
         const uint64_t place = id < s.vocab ? place_of(l[id], id) : 0;
         best = place > best ? place : best;
     }
-    best = max_of_block(shared_as<uint64_t>(0), best);
+    best = over_block<BLOCK_MAX>(shared_as<uint64_t>(0), best);
     if (threadIdx.x == 0) {
         global_max(&d->peaks[edited ? 1 : 0], best);
     }
@@ -245,7 +232,7 @@ static __global__ void __launch_bounds__(THREADS) sums(struct cuda_sample s, uin
             sum += w >= least ? w : 0;
         }
     }
-    sum = sum_of_block(shared_as<uint64_t>(0), sum);
+    sum = over_block<BLOCK_SUM>(shared_as<uint64_t>(0), sum);
     if (threadIdx.x == 0) {
         if (what == SUM_DRAWN) {
             s.sums[(size_t)blockIdx.y * s.n_chunks + blockIdx.x] = sum;
@@ -467,7 +454,7 @@ static __device__ float raw_logit(const struct cuda_sample &s, const struct cuda
     for (uint32_t i = threadIdx.x; at == 0 && i < n; i += THREADS) {
         at = s.edits[d->edits_at + i].token == token ? n - i : 0;
     }
-    at = max_of_block(room, at);
+    at = over_block<BLOCK_MAX>(room, at);
     return at > 0 ? s.before[d->edits_at + n - (uint32_t)at] : row_of(s, d)[token];
 }
 
