@@ -89,20 +89,10 @@ static inline void seq_round(struct seq *q)
 static inline void seq_chunk(struct bt_kctx *k, struct seq *q, float *out, uint32_t from,
                              uint32_t n)
 {
-    size_t width = (size_t)q->s.n_heads * q->s.head_dim;
-    struct bt_k_span span = {.row = 0, .n = n, .pos = from, .pages = q->pages};
-    struct bt_k_attn a = {.q = q->q + from * q->q_stride,
-                          .out = out + from * width,
-                          .q_stride = q->q_stride,
-                          .out_stride = width,
-                          .n_heads = q->s.n_heads,
-                          .scale = 1.0F / sqrtf((float)q->s.head_dim),
-                          .softcap = q->s.softcap,
-                          .window = q->s.window};
+    const struct shape_rows r = {
+        .q = q->q, .k = q->k, .v = q->v, .out = out, .kv = &q->kv, .pages = q->pages};
 
-    bt_k_kv_store(k, &q->kv, q->k + from * q->kv_stride, q->kv_stride, q->v + from * q->kv_stride,
-                  q->kv_stride, &span, 1);
-    bt_k_attention(k, &a, &q->kv, &span, 1);
+    shape_chunk(k, &q->s, &r, from, n);
 }
 
 /* In double precision, of K and V as stored. */

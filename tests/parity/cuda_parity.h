@@ -41,6 +41,21 @@ static inline void cp_close(struct cp *p)
     bt_k_destroy(p->cpu);
 }
 
+/* Once for each CUDA class that promises one answer. */
+static inline void cp_each_exact(void (*check)(struct bt_kctx *cuda))
+{
+    for (size_t i = 0; i < sizeof(bt_k_all_classes) / sizeof(bt_k_all_classes[0]); i++) {
+        struct cp cp;
+        if (strncmp(bt_k_all_classes[i], "cuda-", 5) != 0 ||
+            !bt_k_one_answer(bt_k_all_classes[i])) {
+            continue;
+        }
+        cp_open_as(&cp, bt_k_all_classes[i]);
+        check(cp.cuda);
+        cp_close(&cp);
+    }
+}
+
 /* A device copy of host bytes. */
 static inline void *cp_put(struct bt_kctx *k, const void *host, size_t bytes)
 {

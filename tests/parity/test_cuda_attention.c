@@ -48,25 +48,14 @@ static void seq_fini(struct seq *q)
 /* The whole sequence in chunks, out of a cache that is NaN at first. */
 static void seq_run(struct seq *q, uint32_t chunk, float *got)
 {
+    const struct shape_rows r = {
+        .q = q->q, .k = q->key, .v = q->value, .out = q->out, .kv = &q->kv, .pages = q->pages};
     uint8_t *nan = bt_alloc(q->kv_bytes);
-    size_t width = (size_t)q->s.n_heads * q->s.head_dim;
 
     memset(nan, 0xff, q->kv_bytes);
     bt_k_write(q->k, q->kv.base, nan, q->kv_bytes);
     for (uint32_t t = 0; t < q->s.n_tokens; t += chunk) {
-        uint32_t n = q->s.n_tokens - t < chunk ? q->s.n_tokens - t : chunk;
-        struct bt_k_span span = {.row = 0, .n = n, .pos = t, .pages = q->pages};
-        struct bt_k_attn a = {.q = q->q + t * q->q_stride,
-                              .out = q->out + t * width,
-                              .q_stride = q->q_stride,
-                              .out_stride = width,
-                              .n_heads = q->s.n_heads,
-                              .scale = 1.0F / sqrtf((float)q->s.head_dim),
-                              .softcap = q->s.softcap,
-                              .window = q->s.window};
-        bt_k_kv_store(q->k, &q->kv, q->key + t * q->kv_stride, q->kv_stride,
-                      q->value + t * q->kv_stride, q->kv_stride, &span, 1);
-        bt_k_attention(q->k, &a, &q->kv, &span, 1);
+        shape_chunk(q->k, &q->s, &r, t, q->s.n_tokens - t < chunk ? q->s.n_tokens - t : chunk);
     }
     bt_k_read(q->k, got, q->out, q->n_out * sizeof(float));
     bt_free(nan);

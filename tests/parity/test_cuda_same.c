@@ -48,23 +48,23 @@ static void check_product(struct bt_kctx *k, enum bt_dtype t, uint32_t n, uint32
     bt_free(rows);
 }
 
-int main(int argc, char **argv)
+static uint32_t outputs = 19, inputs = 256;
+
+static void check_class(struct bt_kctx *k)
 {
     static const enum bt_dtype types[] = {BT_DTYPE_F32, BT_DTYPE_BF16, BT_DTYPE_Q8_0,
                                           BT_DTYPE_Q4_K};
-    const bool large = argc > 1 && strcmp(argv[1], "--large") == 0;
 
-    for (size_t i = 0; i < sizeof(bt_k_all_classes) / sizeof(bt_k_all_classes[0]); i++) {
-        struct cp cp;
-        if (strncmp(bt_k_all_classes[i], "cuda-", 5) != 0 ||
-            !bt_k_one_answer(bt_k_all_classes[i])) {
-            continue;
-        }
-        cp_open_as(&cp, bt_k_all_classes[i]);
-        for (size_t t = 0; t < sizeof(types) / sizeof(types[0]); t++) {
-            check_product(cp.cuda, types[t], large ? 4096 : 19, large ? 4096 : 256);
-        }
-        cp_close(&cp);
+    for (size_t t = 0; t < sizeof(types) / sizeof(types[0]); t++) {
+        check_product(k, types[t], outputs, inputs);
     }
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1 && strcmp(argv[1], "--large") == 0) {
+        outputs = inputs = 4096;
+    }
+    cp_each_exact(check_class);
     return bt_test_done();
 }

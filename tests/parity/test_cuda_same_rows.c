@@ -315,25 +315,21 @@ static void check_attention(struct bt_kctx *k, enum bt_dtype t, uint32_t window)
     bt_free(c.pages[1]);
 }
 
-int main(int argc, char **argv)
+static void check_class(struct bt_kctx *k)
 {
     static const enum bt_dtype types[] = {BT_DTYPE_F32, BT_DTYPE_F16, BT_DTYPE_BF16};
 
+    check_all_rows(k);
+    for (size_t t = 0; t < sizeof(types) / sizeof(types[0]); t++) {
+        check_attention(k, types[t], types[t] == BT_DTYPE_F16 ? 70 : 0);
+    }
+}
+
+int main(int argc, char **argv)
+{
     if (argc > 1 && strcmp(argv[1], "--large") == 0) {
         z = (struct sizes){512, 4096, 1024, 32, 8, 128, 1500};
     }
-    for (size_t i = 0; i < sizeof(bt_k_all_classes) / sizeof(bt_k_all_classes[0]); i++) {
-        struct cp cp;
-        if (strncmp(bt_k_all_classes[i], "cuda-", 5) != 0 ||
-            !bt_k_one_answer(bt_k_all_classes[i])) {
-            continue;
-        }
-        cp_open_as(&cp, bt_k_all_classes[i]);
-        check_all_rows(cp.cuda);
-        for (size_t t = 0; t < sizeof(types) / sizeof(types[0]); t++) {
-            check_attention(cp.cuda, types[t], types[t] == BT_DTYPE_F16 ? 70 : 0);
-        }
-        cp_close(&cp);
-    }
+    cp_each_exact(check_class);
     return bt_test_done();
 }
