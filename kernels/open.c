@@ -1,17 +1,8 @@
-/* Names of backends and classes. Knows which backends this build has; no device. */
+/* Names of backends. Knows which ones this build has; no device. */
 
 #include "kernels/open.h"
 
 #include <string.h>
-
-const char *const bt_k_all_classes[] = {"cpu-f32",          "cpu-int8",       "cpu-bf16",
-                                        "cuda-f32",         "cuda-bf16",      "cuda-cublas",
-                                        "cuda-cublas-tf32", "cuda-cublas-fp8"};
-
-bool bt_k_one_answer(const char *numerics)
-{
-    return numerics == NULL || strncmp(numerics, "cuda-cublas", strlen("cuda-cublas")) != 0;
-}
 
 enum bt_status bt_k_create(const char *backend, const struct bt_k_opts *opts, struct bt_kctx **out,
                            struct bt_err *err)

@@ -4,6 +4,7 @@
 #include "base/mem.h"
 #include "kernels/backend.h"
 #include "kernels/kv_type.h"
+#include "kernels/open.h"
 #include "tests/check.h"
 
 /* The lists for option tables are the arrays. */
@@ -54,6 +55,11 @@ static void test_kv_types(void)
     CHECK_EQ(bt_k_kv_type(BT_DTYPE_AUTO, "cpu-f32"), BT_DTYPE_F32);
     CHECK_EQ(bt_k_kv_type(BT_DTYPE_AUTO, "cuda-bf16-sm90"), BT_DTYPE_BF16);
     CHECK_EQ(bt_k_kv_type(BT_DTYPE_AUTO, "cuda-f32"), BT_DTYPE_F32);
+    CHECK_EQ(bt_k_kv_type(BT_DTYPE_AUTO, "cuda-cublas-tf32"), BT_DTYPE_F32);
+    CHECK_EQ(bt_k_kv_type(BT_DTYPE_AUTO, "fake"), BT_DTYPE_F32);
+    CHECK(bt_k_one_answer(NULL) && bt_k_one_answer("cpu-int8") &&
+          bt_k_one_answer("cuda-bf16-sm90"));
+    CHECK(!bt_k_one_answer("cuda-cublas") && !bt_k_one_answer("cuda-cublas-fp8"));
 }
 
 static void test_options(void)
