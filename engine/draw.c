@@ -90,11 +90,34 @@ static bool next_draw(struct bt_engine *e, uint32_t slot, struct bt_k_draw *d)
     return true;
 }
 
+/* The next of the host's rows. */
+static float *host_row(const struct bt_engine *e, uint32_t i)
+{
+    const size_t vocab = e->info->vocab;
+
+    return i < e->n_pinned ? e->logits + i * vocab : e->more_logits + (i - e->n_pinned) * vocab;
+}
+
+/* Where all pinned rows are taken, the device is waited for. */
+static void fetch_row(struct bt_engine *e, uint32_t row, const float *logits)
+{
+    const uint32_t i = e->n_host_draws++;
+    const size_t bytes = e->info->vocab * sizeof(float);
+
+    if (i < e->n_pinned) {
+        bt_k_fetch(e->k, host_row(e, i), logits, bytes);
+    } else {
+        bt_k_read(e->k, host_row(e, i), logits, bytes);
+    }
+    e->draw_of[row] = BT_HOST_DRAWS | i;
+}
+
 void draw_queue(struct bt_engine *e, float *logits)
 {
     const size_t vocab = e->info->vocab;
     uint32_t row = 0, n = 0;
 
+    e->n_host_draws = 0;
     for (uint32_t i = 0; i < e->plan.n_spans; i++) {
         const struct bt_batch_span *sp = &e->plan.spans[i];
         const struct seq *s = &e->seqs[sp->slot];
@@ -113,8 +136,7 @@ void draw_queue(struct bt_engine *e, float *logits)
             e->draws[n].row = row;
             e->draw_of[row] = n++;
         } else {
-            bt_k_fetch(e->k, e->logits + row * vocab, logits + row * vocab, vocab * sizeof(float));
-            e->draw_of[row] = BT_HOST_DRAWS;
+            fetch_row(e, row, logits + row * vocab);
         }
         row++;
     }
@@ -125,8 +147,13 @@ void draw_queue(struct bt_engine *e, float *logits)
 
 const struct bt_sampled *draw_result(const struct bt_engine *e, uint32_t row)
 {
-    if (!e->device_sampling || e->draw_of[row] == BT_HOST_DRAWS) {
+    if (!e->device_sampling || (e->draw_of[row] & BT_HOST_DRAWS) != 0) {
         return NULL;
     }
     return &bt_k_sampled(e->k)[e->draw_of[row]];
+}
+
+const float *draw_logits(const struct bt_engine *e, uint32_t row)
+{
+    return host_row(e, e->device_sampling ? e->draw_of[row] & ~BT_HOST_DRAWS : row);
 }

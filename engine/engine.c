@@ -104,11 +104,31 @@ static enum bt_status create_pool(struct bt_engine *e, struct bt_err *err)
                                     e->pool.n_pages);
 }
 
+static size_t row_bytes(const struct bt_engine *e)
+{
+    return e->info->vocab * sizeof(float);
+}
+
+/* Rows of logits for the host. False: no memory. */
+static bool create_logits(struct bt_engine *e)
+{
+    const struct bt_engine_opts *o = &e->opts;
+    const uint32_t pinned = o->pinned_rows != 0 ? o->pinned_rows : BT_PINNED_ROWS;
+    size_t bytes, more;
+
+    e->n_pinned = e->device_sampling && pinned < e->out_max ? pinned : e->out_max;
+    if (!bt_mul_size(e->n_pinned, row_bytes(e), &bytes) ||
+        !bt_mul_size(e->out_max - e->n_pinned, row_bytes(e), &more)) {
+        return false;
+    }
+    e->logits = bt_k_host_alloc(e->k, bytes);
+    e->more_logits = more > 0 ? bt_alloc(more) : NULL;
+    return e->logits != NULL && (e->more_logits != NULL || more == 0);
+}
+
 static enum bt_status create_buffers(struct bt_engine *e, struct bt_err *err)
 {
-    uint32_t vocab = e->info->vocab;
-    size_t n_logits;
-    enum bt_status st = bt_sampler_create(vocab, &e->sampler);
+    enum bt_status st = bt_sampler_create(e->info->vocab, &e->sampler);
 
     e->seqs = bt_calloc(e->opts.max_seqs, sizeof(*e->seqs));
     e->spans = bt_calloc(e->opts.max_seqs, sizeof(*e->spans));
@@ -116,12 +136,9 @@ static enum bt_status create_buffers(struct bt_engine *e, struct bt_err *err)
     e->out_rows = bt_calloc(e->out_max, sizeof(*e->out_rows));
     e->draws = bt_calloc(e->out_max, sizeof(*e->draws));
     e->draw_of = bt_calloc(e->out_max, sizeof(*e->draw_of));
-    if (bt_mul_size((size_t)e->out_max * sizeof(float), vocab, &n_logits)) {
-        e->logits = bt_k_host_alloc(e->k, n_logits);
-    }
     st = st == BT_OK ? draw_init(e) : st;
     if (st != BT_OK || e->seqs == NULL || e->spans == NULL || e->tokens == NULL ||
-        e->out_rows == NULL || e->draws == NULL || e->draw_of == NULL || e->logits == NULL) {
+        e->out_rows == NULL || e->draws == NULL || e->draw_of == NULL || !create_logits(e)) {
         return bt_err_set(err, BT_ERR_NOMEM, "no memory for the buffers of a step");
     }
     st = bt_slab_init(&e->seq_tokens, "sequences", draw_seen_at(e) + draw_seen_bytes(e),
@@ -223,7 +240,7 @@ void bt_engine_destroy(struct bt_engine *e)
     }
     bt_slab_fini(&e->seq_tokens);
     if (e->logits != NULL) {
-        bt_k_host_free(e->k, e->logits, (size_t)e->out_max * e->info->vocab * sizeof(float));
+        bt_k_host_free(e->k, e->logits, e->n_pinned * row_bytes(e));
     }
     bt_model_ws_destroy(e->ws);
     bt_sampler_destroy(e->sampler);
@@ -235,6 +252,7 @@ void bt_engine_destroy(struct bt_engine *e)
     bt_free(e->spans);
     bt_free(e->tokens);
     bt_free(e->out_rows);
+    bt_free(e->more_logits);
     bt_free(e->draws);
     bt_free(e->draw_of);
     bt_free(e);

@@ -46,10 +46,11 @@ struct bt_engine_opts {
     /* Keep full pages of sequences that are over, while there is room, and let later ones with the
      * same first tokens use them. The same bits come out. */
     bool prefix_cache;
-    /* Sample on the host even where the backend could (kernels/backend.h), and how many distinct tokens of a penalised history are
-     * the device's at most (0: BT_K_SEEN_MAX). For tests: the answers are the same. */
+    /* Sample on the host even where the backend could (kernels/backend.h); how many distinct tokens of a penalised history are the
+     * device's at most (0: BT_K_SEEN_MAX); how many rows that are not are fetched without waiting (0: enough). For tests: the
+     * answers are the same. */
     bool host_sampling;
-    uint32_t device_seen_max;
+    uint32_t device_seen_max, pinned_rows;
     void (*load_progress)(void *arg, double fraction);
     void *load_arg;
 };

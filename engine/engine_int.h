@@ -40,14 +40,18 @@ struct bt_engine {
     uint32_t *tokens;
     uint32_t *out_rows;
     struct bt_model_span *spans; /* [max_seqs] */
-    float *logits;               /* [out_max, vocab]; bt_k_host_alloc */
-    struct bt_batch_plan plan;   /* the pass that runs now */
+    /* Of rows that the host samples: [n_pinned, vocab] of bt_k_host_alloc, and ordinary memory for the other ones of out_max, which
+     * costs nothing before it is used. Where the host samples all, n_pinned is out_max. */
+    float *logits, *more_logits;
+    uint32_t n_pinned;
+    struct bt_batch_plan plan; /* the pass that runs now */
 
-    /* Where the device samples (draw.c): the pass's draws, and by logits row which of them it is, or BT_HOST_DRAWS. */
+    /* Where the device samples (draw.c): the pass's draws, and by logits row which of them it is, or BT_HOST_DRAWS and which of the
+     * host's rows. */
     bool device_sampling;
-    struct bt_k_draw *draws; /* [out_max] */
-    uint32_t *draw_of;       /* [out_max] */
-    uint32_t seen_max;
+    struct bt_k_draw *draws;         /* [out_max] */
+    uint32_t *draw_of;               /* [out_max] */
+    uint32_t seen_max, n_host_draws; /* rows of the pass that are the host's after all */
 
     /* A device computes behind its calls: what a layer leaves is told when it is done, while the next ones wait in the stream. */
     bool paced;                 /* the pass waits for its layers */
@@ -55,7 +59,9 @@ struct bt_engine {
     uint32_t n_marked, n_told;  /* layers of the pass */
 };
 
-#define BT_HOST_DRAWS UINT32_MAX
+#define BT_HOST_DRAWS (1U << 31)
+/* Pinned rows of logits where the device samples: the host has few, if any, and a row may be half a megabyte. */
+#define BT_PINNED_ROWS 16U
 
 /* Makes room for sampling on the device, if it can. */
 enum bt_status draw_init(struct bt_engine *e) BT_NODISCARD;
@@ -64,8 +70,9 @@ size_t draw_seen_at(const struct bt_engine *e);
 size_t draw_seen_bytes(const struct bt_engine *e);
 /* Puts the sampling of the pass behind it. */
 void draw_queue(struct bt_engine *e, float *logits);
-/* What was sampled of a row of logits; NULL: they are in e->logits. */
+/* What was sampled of a row of logits; NULL: they are the host's, who finds them at draw_logits. */
 const struct bt_sampled *draw_result(const struct bt_engine *e, uint32_t row);
+const float *draw_logits(const struct bt_engine *e, uint32_t row);
 /* Prompt positions [first, end) of an echoed span whose logits tell about the prompt token that
  * follows. */
 void echo_range(const struct bt_engine *e, const struct bt_batch_span *sp, uint32_t *first,

@@ -187,7 +187,7 @@ static void deliver_next(struct bt_engine *e, uint32_t slot, uint32_t row)
     if (there != NULL) {
         t.sampled = *there;
     } else {
-        sample_on_host(e, s, e->logits + (size_t)row * e->info->vocab, &t.sampled);
+        sample_on_host(e, s, draw_logits(e, row), &t.sampled);
     }
     t.finish = seq_finish(e, s, t.sampled.token, t.index);
     s->tokens[s->n_tokens++] = t.sampled.token;
@@ -204,8 +204,8 @@ static void deliver_echo(struct bt_engine *e, uint32_t slot, uint32_t pos, uint3
     struct bt_sampled lp;
 
     if (there == NULL) {
-        bt_sampler_logprobs(e->sampler, e->logits + (size_t)row * e->info->vocab, s->tokens[pos],
-                            s->sampling.n_top, &lp);
+        bt_sampler_logprobs(e->sampler, draw_logits(e, row), s->tokens[pos], s->sampling.n_top,
+                            &lp);
         there = &lp;
     }
     e->hooks.on_prompt_logprob(e->hooks.arg, bt_batch_seq(e->batch, slot)->id, pos, there);

@@ -86,6 +86,11 @@ void bt_k_fetch(struct bt_kctx *k, void *host, const void *dev, size_t bytes)
     memcpy(host, dev, bytes);
 }
 
+void bt_k_read(struct bt_kctx *k, void *host, const void *dev, size_t bytes)
+{
+    bt_k_fetch(k, host, dev, bytes);
+}
+
 enum bt_status bt_k_sample_reserve(struct bt_kctx *k, uint32_t n_rows, uint32_t vocab)
 {
     (void)k;

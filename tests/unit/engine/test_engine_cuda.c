@@ -123,8 +123,9 @@ static void test_sampling(void)
     drive_finish(&d);
     drive_fini(&d);
     o.host_sampling = false;
-    for (uint32_t i = 0; i < 2; i++) {
+    for (uint32_t i = 0; i < 3; i++) {
         o.device_seen_max = i == 0 ? 0 : 14;
+        o.pinned_rows = i == 2 ? 1 : 0;
         drive_init(&d, drive_open(&o), NULL);
         make_samplers(&d, got);
         drive_finish(&d);
