@@ -184,6 +184,7 @@ void bt_engine_cancel(struct bt_engine *e, bt_seq_id seq);
 struct
     bt_engine_step_stats { /* n_spans 0: nothing was computed, or given up because all was cancelled */
     uint32_t n_prefill_tokens, n_decode_tokens, n_spans;
+    uint32_t n_host_draws; /* tokens that the host samples because the device that samples cannot */
     uint64_t compute_ns;
 };
 /* Runs one batched forward pass if there is work. *worked false: nothing to do, sleep until the

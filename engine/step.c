@@ -299,6 +299,7 @@ enum bt_status bt_engine_step(struct bt_engine *e, bool *worked, struct bt_engin
         *stats = (struct bt_engine_step_stats){0};
         return st == BT_ERR_CANCELLED ? BT_OK : st;
     }
+    stats->n_host_draws = e->n_host_draws;
     bt_batch_commit(e->batch);
     deliver(e);
     return BT_OK;

@@ -441,6 +441,7 @@ static void take_snapshot(struct bt_engine_thread *t, const struct bt_engine_ste
         s->n_steps++;
         s->n_prefill_tokens += st->n_prefill_tokens;
         s->n_decode_tokens += st->n_decode_tokens;
+        s->n_host_draws += st->n_host_draws;
         double seconds = (double)st->compute_ns / 1e9;
 
         if (st->n_prefill_tokens > 0 && seconds > 0) {

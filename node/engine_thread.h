@@ -90,7 +90,7 @@ void bt_engine_thread_release(struct bt_engine_thread *t,
 struct bt_engine_snapshot {
     struct bt_engine_pages pages;
     struct bt_engine_load load;
-    uint64_t n_steps, n_prefill_tokens, n_decode_tokens;
+    uint64_t n_steps, n_prefill_tokens, n_decode_tokens, n_host_draws;
     uint64_t prefill_ns, decode_ns; /* compute time of steps with and without prompt tokens */
     double prefill_tokens_per_s;    /* moving average, of steps with about as many tokens as the
                                        largest; 0 before the first */

@@ -213,6 +213,8 @@ static void render_metrics(struct bt_node *n, struct bt_buf *b)
     one(b, "baton_prompt_tokens_total", BT_PROM_COUNTER, "Prompt tokens computed.",
         s.n_prefill_tokens);
     one(b, "baton_generated_tokens_total", BT_PROM_COUNTER, "Tokens decoded.", s.n_decode_tokens);
+    one(b, "baton_tokens_sampled_by_host_total", BT_PROM_COUNTER,
+        "Tokens that the host sampled because the device that samples cannot.", s.n_host_draws);
     one(b, "baton_kv_shares_sent_total", BT_PROM_COUNTER,
         "Page shares (one page of one layer) sent.", x.shares_sent);
     one(b, "baton_kv_shares_received_total", BT_PROM_COUNTER,

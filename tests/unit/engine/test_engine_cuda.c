@@ -204,12 +204,13 @@ static void steps_of(enum ask ask, uint64_t launches)
         CHECK_EQ(drive_submit(&d, runs[i]), BT_OK);
     }
     struct emu_counts start = emu_counts(), before = start;
-    uint32_t n_decode = 0, n_again = 0;
+    uint32_t n_decode = 0, n_again = 0, n_host = 0, n_tokens = 0;
 
     while (worked) {
         CHECK_EQ(bt_engine_step(d.engine, &worked, &stats), BT_OK);
         struct emu_counts after = emu_counts();
 
+        n_host += stats.n_host_draws;
         if (worked && stats.n_prefill_tokens == 0) {
             CHECK_EQ(after.n_waits - before.n_waits, 1);
             CHECK_EQ(after.n_graphs - before.n_graphs, 1);
@@ -222,6 +223,10 @@ static void steps_of(enum ask ask, uint64_t launches)
         before = after;
     }
     CHECK(n_decode >= 3 && n_again >= 2);
+    for (uint32_t i = 0; i < N_RUNS; i++) {
+        n_tokens += runs[i]->n_out;
+    }
+    CHECK_EQ(n_host, ask == ASK_HOST ? n_tokens : 0);
     CHECK_EQ(before.n_allocs, start.n_allocs);
     for (uint32_t i = 0; i < N_RUNS; i++) {
         drive_release(&d, runs[i]);
