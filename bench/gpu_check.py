@@ -285,7 +285,7 @@ def sanitizer(c):
         raise Skipped("the emulated device has AddressSanitizer and its own watch")
     if tool is None:
         raise Skipped("compute-sanitizer is not installed")
-    run_tests(c, [[tool, "--tool", kind, "--error-exitcode", "9", c.program(n)] for kind in ("memcheck", "synccheck", "racecheck") for n in ("test_cuda_rows", "test_cuda_attention", "test_cuda_sample")])
+    run_tests(c, [[tool, "--tool", kind, "--error-exitcode", "9", c.program(n)] for kind in ("memcheck", "synccheck", "racecheck") for n in ("test_cuda_rows", "test_cuda_attention", "test_cuda_mover", "test_cuda_sample")])
 
 
 def one_answer(c, model, *options):
