@@ -12,7 +12,7 @@
 #define I8_TILES(X, KIND) X(KIND, 1) X(KIND, 2) X(KIND, 3) X(KIND, 4)
 #define I8_CHAINS_MAX     2
 #define I8_GEMV_ROWS_MAX  8
-#define I8_GEMV_AHEAD(MR) ((MR) <= 2 ? 256 : 2048)
+#define I8_GEMV_AHEAD(MR) 2048
 #define I8_EXPAND_AHEAD   2048
 #define I8_GEMV_TILES(T)  I8_GEMV_CASE(1, T) I8_GEMV_CASE(2, T) I8_GEMV_CASE(3, T) I8_GEMV_CASE(4, T)
 #include "kernels/cpu/v16_avx2.inc"
