@@ -143,7 +143,7 @@ static void one(struct world *w, struct client *k, const char *method, const cha
 
 #define WAIT(w, cond)                                                                              \
     do {                                                                                           \
-        uint64_t until_ = bt_clock_ns() + 20 * BT_NS_PER_S;                                        \
+        uint64_t until_ = bt_clock_ns() + 30 * BT_NS_PER_S;                                        \
         while (!(cond) && bt_clock_ns() < until_) {                                                \
             bt_net_loop_step((w)->l, 20 * BT_NS_PER_MS);                                           \
         }                                                                                          \
@@ -254,7 +254,7 @@ static void test_many(struct world *w)
     for (int i = 0; i < 64; i++) {
         one(w, &k[i], i % 2 == 0 ? "Count" : "Unary", i % 2 == 0 ? "500" : "hi");
     }
-    uint64_t until = bt_clock_ns() + 20 * BT_NS_PER_S;
+    uint64_t until = bt_clock_ns() + 30 * BT_NS_PER_S;
     while (closed < 64 && bt_clock_ns() < until) {
         bt_net_loop_step(w->l, 20 * BT_NS_PER_MS);
         closed = 0;

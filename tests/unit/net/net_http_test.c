@@ -98,7 +98,7 @@ static void give(struct world *w, struct peer *p, const void *data, size_t len)
 
 #define WAIT(w, p, cond)                                                                           \
     do {                                                                                           \
-        uint64_t until_ = bt_clock_ns() + 5 * BT_NS_PER_S;                                         \
+        uint64_t until_ = bt_clock_ns() + 30 * BT_NS_PER_S;                                        \
         while (!(cond) && bt_clock_ns() < until_) {                                                \
             pump((w), (p));                                                                        \
         }                                                                                          \

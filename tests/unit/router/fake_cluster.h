@@ -72,7 +72,7 @@ void fake_step(struct fake_cluster *c);
 /* Steps until the condition holds; false after five seconds. */
 #define FAKE_UNTIL(c, cond)                                                                        \
     do {                                                                                           \
-        uint64_t until_ = bt_clock_ns() + 5 * BT_NS_PER_S;                                         \
+        uint64_t until_ = bt_clock_ns() + 30 * BT_NS_PER_S;                                        \
         while (!(cond) && bt_clock_ns() < until_) {                                                \
             fake_step(c);                                                                          \
         }                                                                                          \
